@@ -1,0 +1,96 @@
+"""What acts: a network that turns observations into distributions over actions, one step or a sequence at a time.
+
+`act` and `forward` run the same code, so that the learner's probabilities of an action equal the collector's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import gymnasium
+import torch
+from torch import nn
+
+from modrl.agent.batch import Batch
+from modrl.config import Component
+from modrl.messages import Tree
+
+
+class Memory(NamedTuple):
+    """What an actor carries from step to step; it is forgotten where an episode begins."""
+
+    state: Tree  # [B, ...] recurrent state; () without one
+    last_action: Tree  # [B, ...] as sampled
+    last_reward: torch.Tensor  # [B] raw; the collector fills it in after each step
+
+
+class Distribution(ABC):
+    """A distribution over actions [..., B]. An action of several parts has one log-probability: the parts' sum."""
+
+    @abstractmethod
+    def sample(self, generator: torch.Generator | None = None) -> Tree:
+        """A random action [..., B, ...]."""
+
+    @abstractmethod
+    def mode(self) -> Tree:
+        """The most likely action: what a greedy policy does."""
+
+    @abstractmethod
+    def log_prob(self, action: Tree) -> torch.Tensor:
+        """The action's log-probability, log pi(a) [..., B]."""
+
+    @abstractmethod
+    def entropy(self) -> torch.Tensor:
+        """Entropy in nats [..., B]; an estimate where no closed form exists."""
+
+
+@dataclass
+class Output:
+    """What an actor says of a sequence of S steps. Subclass it to hand more to an algorithm of your own."""
+
+    policy: Distribution  # over [S, B] actions
+    value: torch.Tensor | None  # [S, B] V(obs[t]); None: the actor has no critic
+    final_value: torch.Tensor | None  # [K] V of the batch's final_obs, memory carried on
+    memory: Memory  # [B, ...] after the last step
+
+
+class Step(NamedTuple):
+    """What an actor does in one step."""
+
+    action: Tree  # [B, ...] as sampled: what is stored
+    memory: Memory  # [B, ...] for the next step
+    behaviour: dict[str, torch.Tensor]  # [B, ...] what the learner needs of it: log_prob, value
+
+
+class Actor(Component, nn.Module, ABC, kind="actor"):
+    """A policy, and what its learner asks of it."""
+
+    class Config(Component.Config):
+        pass
+
+    recurrent: bool = False
+    """Whether a step depends on earlier ones by more than the last action and reward."""
+
+    def __init__(self, config: Config, *, observation_space: gymnasium.Space, action_space: gymnasium.Space) -> None:
+        nn.Module.__init__(self)
+        self.config = config
+        self.observation_space = observation_space
+        self.action_space = action_space
+
+    @abstractmethod
+    def initial_memory(self, size: int) -> Memory:
+        """The memory of `size` environments before their first step."""
+
+    @abstractmethod
+    def forward(self, batch: Batch) -> Output:
+        """What the actor says at each of the batch's S observations, starting from its memory."""
+
+    @abstractmethod
+    def act(self, obs: Tree, first: torch.Tensor, memory: Memory, generator: torch.Generator | None = None, greedy: bool = False) -> Step:
+        """One step of B environments, without gradient: obs [B, ...], first [B]."""
+
+    @abstractmethod
+    def to_env(self, action: Tree) -> Tree:
+        """The stored action [B, ...] as numpy arrays that the environments' action space admits."""

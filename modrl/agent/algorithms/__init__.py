@@ -1,0 +1,1 @@
+"""Algorithms: what learns."""

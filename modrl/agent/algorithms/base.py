@@ -1,0 +1,102 @@
+"""What learns: an algorithm turns a batch into losses, one after the other."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from modrl.agent.actors.base import Actor
+from modrl.agent.batch import Batch
+from modrl.agent.schedules import Schedule, admit_schedules, value_at
+from modrl.config import Component
+
+
+class Loss(NamedTuple):
+    """One loss: per-step terms that are summed over the valid steps, so that shards of a batch add up to the whole."""
+
+    terms: dict[str, torch.Tensor]  # [T, B] each, costs included; their sum is minimised
+    valid: torch.Tensor  # [T, B] bool: the steps that count
+    optimizer: str = "main"  # the one that steps
+    metrics: dict[str, torch.Tensor] = {}  # [T, B] each: averaged over the valid steps for the log
+
+    def total(self) -> torch.Tensor:
+        """The loss summed over valid steps.
+
+        Raises:
+            ValueError: a term is not one number per step.
+        """
+        return torch.stack(list(self.sums(self.terms).values())).sum()
+
+    def sums(self, parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Each part summed over the valid steps. A last row that answers the bootstrap observation is dropped."""
+        shape, sums = self.valid.shape, {}
+        for name, part in parts.items():
+            if part.shape == (shape[0] + 1, *shape[1:]):
+                part = part[:-1]
+            if part.shape != shape:
+                raise ValueError(
+                    f"loss term {name!r} has shape {list(part.shape)}, expected one number per step, {list(shape)}: "
+                    "filler is masked and shards are added by step, so do not average inside a term"
+                )
+            sums[name] = torch.where(self.valid, part, 0).sum()
+        return sums
+
+
+class Algorithm(Component, ABC, kind="algorithm"):
+    """A generator of losses over batches, and the owner of what only learns (critics, targets, temperatures).
+
+    Any float setting of a subclass's Config may be a schedule on progress in a file; `self.config` holds the numbers of
+    this moment.
+    """
+
+    class Config(Component.Config):
+        discount: float = Field(0.99, ge=0, le=1)
+        reward: Literal["none", "clip", "sign", "soft_asymmetric", "soft_asymmetric_paper"] = "none"
+        """What the learner makes of the raw reward."""
+        reduction: Literal["sum", "mean"] = "mean"
+        """Whether a batch's loss is the sum or the mean over its valid steps."""
+
+        @classmethod
+        def __pydantic_init_subclass__(cls, **options: Any) -> None:
+            for field in cls.model_fields.values():
+                if field.annotation in (float, float | None):
+                    admit_schedules(field)
+            cls.model_rebuild(force=True)
+
+        def at(self, progress: float) -> Any:
+            """These settings with each schedule's value at this progress."""
+            now = {name: value_at(value, progress) for name, value in self if isinstance(value, Schedule)}
+            return self.model_copy(update=now) if now else self
+
+    def __init__(self, config: Config, *, actor: Actor, generator: torch.Generator | None = None) -> None:
+        self.scheduled = config
+        self.config = config.at(0.0)
+        self.actor = actor
+        self.generator = generator  # for shuffling minibatches
+
+    def prepare(self, progress: float) -> None:
+        """Brings the settings to this progress."""
+        self.config = self.scheduled.at(progress)
+
+    @property
+    def num_losses(self) -> int:
+        """How many losses `losses` yields for one batch: a matter of the settings alone."""
+        return 1
+
+    def modules(self) -> dict[str, nn.Module]:
+        """The networks that only learn, by name; the actor is not among them."""
+        return {}
+
+    def parameters(self) -> dict[str, list[nn.Parameter]]:
+        """What each optimiser steps, by the optimiser's name."""
+        own = [parameter for module in self.modules().values() for parameter in module.parameters()]
+        return {"main": [*self.actor.parameters(), *own]}
+
+    @abstractmethod
+    def losses(self, batch: Batch) -> Iterator[Loss]:
+        """The batch's losses in order. What follows a `yield` runs after the optimiser has stepped."""

@@ -1,0 +1,82 @@
+"""What a collector steps: a vector of environments in which one boundary convention holds.
+
+A Timestep is what one step led to. Whatever the library underneath does at an episode's end, here:
+
+* `obs` is what the next action answers; after an end it is the next episode's first observation, and `first` says so.
+* The ended episode's last observation is in `final_obs` where the episode was truncated: its value bootstraps the return.
+* Where an env only knows next-step resets, the slot after an end is filler: `obs` repeats the final one, the action is
+  ignored, and the step that leads out of it has `valid` False. `first` is set on the slot after it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import gymnasium
+import numpy as np
+from pydantic import Field
+
+from modrl.config import Component
+from modrl.messages import Episode, Tree
+
+
+class Timestep(NamedTuple):
+    """What one action of each of B environments led to."""
+
+    obs: Tree  # [B, ...] what the next action answers
+    first: np.ndarray  # [B] bool: obs opens an episode
+    reward: np.ndarray  # [B] float32: paid for the action; raw
+    terminated: np.ndarray  # [B] bool: the episode ended and nothing follows
+    truncated: np.ndarray  # [B] bool: the episode was cut short, and did not terminate
+    valid: np.ndarray  # [B] bool: False: no transition, the action was ignored
+    final_obs: Tree | None  # [K, ...] last observations of the K truncated episodes, in env order; None: K = 0
+    episodes: tuple[Episode, ...]  # those that ended in this step
+
+
+class Envs(Component, ABC, kind="envs"):
+    """A vector of environments.
+
+    `numbers` are the global numbers of the environments that this worker steps (a part of `config.count`), `seeds` their
+    seeds, one each. `training` is False for evaluation: whole episodes, raw reward.
+
+    Observation spaces are gymnasium's Box (float32 or uint8), Discrete, MultiBinary, MultiDiscrete, Dict and Tuple,
+    nested; observations are numpy arrays of them, batched by key. Actions come as the action space's members, batched.
+    """
+
+    class Config(Component.Config):
+        count: int = Field(1, ge=1)
+        """All environments, dealt out over the collectors."""
+
+    observation_space: gymnasium.Space  # of one environment
+    action_space: gymnasium.Space  # of one environment
+    action_repeat: int = 1  # frames per agent step
+    exact: ClassVar[bool] = False
+    """Whether `state` and `restore` are offered, so that a resumed run continues its episodes exactly."""
+
+    def __init__(self, config: Config, *, numbers: Sequence[int], seeds: Sequence[int], training: bool = True) -> None:
+        self.config = config
+        self.numbers = tuple(numbers)
+        self.seeds = tuple(seeds)
+        self.training = training
+
+    @abstractmethod
+    def reset(self) -> Timestep:
+        """The first observations, every episode new; reward 0, `valid` True."""
+
+    @abstractmethod
+    def step(self, action: Tree) -> Timestep:
+        """What the actions [B, ...] lead to. The arrays are the caller's: they are not written to again."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends every environment; may be called twice."""
+
+    def state(self) -> Any:
+        """Plain data (numbers, text, arrays, dicts, lists) from which `restore` continues exactly."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be saved")
+
+    def restore(self, state: Any) -> None:
+        """Continues from what `state` gave."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be restored")

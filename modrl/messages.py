@@ -1,0 +1,73 @@
+"""The messages: everything that ever crosses from one worker to another.
+
+    envs --Timestep--> Collector --Rollout--> GradientWorker --Gradient--> Updater
+                          ^                        ^                          |
+                          +-------- Weights -------+-------- Weights ---------+
+
+Arrays are time first, batch second: T steps, B environments (columns).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+
+Array: TypeAlias = "np.ndarray | torch.Tensor"
+Tree: TypeAlias = Any
+"""An array, or nested dicts and tuples of arrays."""
+
+
+class Episode(NamedTuple):
+    """One finished episode, counted by the environment's own end, in raw reward."""
+
+    reward: float  # sum of the raw rewards
+    length: int  # agent steps
+    env: int  # global number of the environment
+    info: dict[str, float]  # named entries of the environment's info at the end
+
+
+class Rollout(NamedTuple):
+    """What one collector saw in T steps of B environments: numpy arrays."""
+
+    obs: Tree  # [T+1, B, ...] action[t] answers obs[t]; obs[T] is where the rollout stopped
+    first: np.ndarray  # [T+1, B] bool: obs[t] opens an episode
+    action: Tree  # [T, B, ...] as sampled, before any clipping to the space's bounds
+    reward: np.ndarray  # [T, B] float32: paid for action[t]; raw
+    terminated: np.ndarray  # [T, B] bool: nothing follows: bootstrap with zero
+    truncated: np.ndarray  # [T, B] bool: cut short: bootstrap with the value of final_obs
+    valid: np.ndarray | None  # [T, B] bool: False: filler, neither trained on nor counted. None: all valid
+    final_obs: Tree | None  # [K, ...] last observations of the K truncated episodes, in (t, b) order
+    memory: Tree  # [B, ...] before obs[0]: recurrent state, last action, last reward
+    behaviour: dict[str, np.ndarray]  # [T, B, ...] what the acting policy said: log_prob, value
+    version: int  # of the weights that acted on the first step
+    episodes: tuple[Episode, ...] = ()  # those that ended in these T steps
+    seconds: dict[str, float] = {}  # time spent, by stage: env, act
+
+
+class Gradient(NamedTuple):
+    """The gradient of one loss on one worker's share: sums over valid samples, so that shares add up to the whole."""
+
+    tensors: dict[str, list[torch.Tensor]]  # by optimiser, in the order of its parameters
+    weight: int  # number of valid samples summed over
+    version: int  # of the weights it was computed on
+    env_steps: int  # valid steps learned from for the first time
+    last: bool  # the batch's last loss
+    episodes: tuple[Episode, ...]  # that arrived since this worker's previous gradient
+    policy_lags: tuple[int, ...]  # rounds, one per rollout learned from for the first time
+    metrics: dict[str, float]  # sums over the valid samples, by name
+    seconds: dict[str, float]  # time spent, by stage: env, act, wait, learn
+
+
+class Weights(NamedTuple):
+    """One version of the weights. Its tensors are never written to again."""
+
+    version: int  # optimiser steps so far
+    progress: float  # in [0, 1]: schedules read it
+    acting: dict[str, Any]  # state of what acts: all that collectors need
+    learning: dict[str, Any]  # state of what only learns: critics, targets
+
+    def for_acting(self) -> Weights:
+        """These weights without what collectors do not need."""
+        return self._replace(learning={})

@@ -1,0 +1,32 @@
+"""Nested arrays: dicts, tuples and named tuples of numpy arrays or torch tensors (a thin, typed door to optree)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import optree
+import torch
+
+from modrl.messages import Tree
+
+
+def tree_map(function: Callable[..., Any], *trees: Tree) -> Tree:
+    """The tree of `function` of the leaves that stand at the same place; None stays None."""
+    return optree.tree_map(function, *trees)
+
+
+def leaves(tree: Tree) -> list[Any]:
+    """The leaves, in the order of sorted keys."""
+    return optree.tree_leaves(tree)
+
+
+def to_numpy(tree: Tree) -> Tree:
+    """Tensors as numpy arrays, without a copy where they lie on the CPU; other leaves stay."""
+    return tree_map(lambda x: x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else x, tree)
+
+
+def to_torch(tree: Tree) -> Tree:
+    """Numpy arrays as tensors of their own (copied: they may be read-only); other leaves stay."""
+    return tree_map(lambda x: torch.from_numpy(np.array(x)) if isinstance(x, np.ndarray) else x, tree)
