@@ -14,7 +14,6 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-import math
 import re
 import sys
 import types
@@ -64,7 +63,11 @@ class Problem(NamedTuple):
         return f"{where}{dotted(self.path)}: {self.text}" if self.path else f"{where}{self.text}"
 
 
-class ConfigError(ValueError):
+class BadInput(ValueError):
+    """What the user gave cannot be used; the message says why and what to do. Nothing was begun."""
+
+
+class ConfigError(BadInput):
     """All mistakes of one experiment at once, each with file, line, key path and remedy."""
 
     def __init__(self, problems: Sequence[Problem], source: str = "the experiment") -> None:
@@ -123,8 +126,13 @@ class Settings(BaseModel):
         return return_value
 
 
-def _problem(path: Path_, text: str, value: Any) -> InitErrorDetails:
-    return InitErrorDetails(type=PydanticCustomError("modrl", "{text}", {"text": text}), loc=path, input=value)
+def problem(text: str, at: str = "") -> PydanticCustomError:
+    """What a settings' validator raises: the mistake, and which of its keys to change."""
+    return PydanticCustomError("modrl", "{at}: {text}" if at else "{text}", {"text": text, "at": at})
+
+
+def _problem(path: Path_, text: str, value: Any, at: str = "") -> InitErrorDetails:
+    return InitErrorDetails(type=problem(text, at), loc=path, input=value)
 
 
 def _members(annotation: Any) -> set[Any]:
@@ -168,36 +176,57 @@ def _expected(annotation: Any) -> str:
     return " or ".join(dict.fromkeys(part for part in parts if part))
 
 
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "string": "text",
+    "bool": "true or false",
+    "list": "a list",
+    "dict": "a block",
+    "tuple": "a list",
+}
+
+
 def _reword(cls: type[Settings], item: Any) -> InitErrorDetails:
     """A pydantic error in the words of the design: what was expected, what came, and the nearest right name."""
     path, value, kind = item["loc"], item["input"], item["type"]
     field = cls.model_fields.get(str(path[0])) if path else None
     if kind == "modrl":
-        return _problem(path, item["msg"], value)
-    if kind == "extra_forbidden" and len(path) == 1:
-        word = str(path[0])
-        meant = SYNONYMS[word] if SYNONYMS.get(word) in cls.model_fields else nearest(word, cls.model_fields)
-        hint = f"did you mean {meant!r}?" if meant else f"known are {', '.join(cls.model_fields) or 'none'}"
-        return _problem(path, f"unknown key; {hint}", value)
-    if kind == "missing" and field is not None:
-        return _problem(path, f"missing ({_expected(field.annotation)})", value)
+        return _problem(path, item["ctx"]["text"], value, item["ctx"]["at"])
     if kind == "value_error":
         return _problem(path, item["msg"].removeprefix("Value error, "), value)
+    if kind == "extra_forbidden" and len(path) == 1:
+        return _problem(path, _unknown(cls, str(path[0])), value)
+    if kind == "missing" and field is not None:
+        return _problem(path, f"missing ({_type_name(field.annotation)})", value)
     if kind in {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}:
         sign = {"greater_than": "above", "greater_than_equal": "at least", "less_than": "below", "less_than_equal": "at most"}[kind]
         return _problem(path, f"must be {sign} {next(iter(item['ctx'].values())):g}, got {value!r}", value)
     if kind == "finite_number":
         return _problem(path, f"expected a finite number, got {value!r}", value)
-    if field is not None:
-        at = tuple(key for key in path if isinstance(key, int) or key == path[0])  # drop the names of union members
-        return _problem(at[:1], f"expected {_expected(field.annotation)}, got {_shown(_value_at(cls, item, field))}", value)
-    if not path:
-        return _problem(path, f"expected a block of settings, got {_shown(value)}", value)
-    return _problem(path, item["msg"], value)
+    if kind == "literal_error" and field is not None:
+        return _problem(path[:1], f"expected {_expected(field.annotation)}, got {value!r}", value)
+    if field is not None and len(path) == 1:
+        return _problem(path, f"expected {_expected(field.annotation)}, got {_shown(value)}", value)
+    if (expected := _KINDS.get(kind.split("_")[0])) is not None:
+        return _problem(
+            tuple(key for key in path if key in (path[0], path[-1]) or isinstance(key, int)), f"expected {expected}, got {_shown(value)}", value
+        )
+    return _problem(path, f"expected a block of settings, got {_shown(value)}" if kind == "model_type" else item["msg"], value)
 
 
-def _value_at(cls: type[Settings], item: Any, field: Any) -> Any:
-    return item["input"]
+def _unknown(cls: type[Settings], word: str) -> str:
+    """What to say of a key that is none."""
+    meanings = {name: name for name in cls.model_fields} | {word: name for word, name in SYNONYMS.items() if name in cls.model_fields}
+    if (close := nearest(word, meanings)) is not None:
+        return f"unknown key; did you mean {meanings[close]!r}?"
+    return f"unknown key; known are {', '.join(cls.model_fields) or 'none'}"
+
+
+def _type_name(annotation: Any) -> str:
+    names = {getattr(member, "opens_kind", getattr(member, "__name__", str(member))) for member in _members(annotation) - {type(None)}}
+    names = {"function" if name == "Callable" else name for name in names}
+    return " or ".join(sorted(names))
 
 
 # --- components -----------------------------------------------------------------------------------------------------
@@ -221,6 +250,9 @@ class Component:
             """The component with these settings; runtime things (spaces, seeds, devices) by keyword."""
             return self.owner(self, **runtime)  # type: ignore[call-arg]
 
+        def __repr_name__(self) -> str:
+            return f"{self.owner.__qualname__}.Config"
+
         @model_serializer(mode="wrap")
         def _with_name(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
             return {"name": public_name(self.owner), **handler(self)}
@@ -233,14 +265,7 @@ class Component:
         @classmethod
         def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
             kind = cls.__dict__.get("opens_kind")
-            if kind is None:
-                return handler(schema)
-            members = {name: member.Config.model_json_schema() for name, member in builtins_of(kind).items()}
-            for name, member in members.items():
-                member["properties"] = {"name": {"const": name}, **member.get("properties", {})}
-                member["required"] = ["name", *member.get("required", [])]
-            own = {"type": "object", "properties": {"name": {"type": "string", "pattern": r"^[\w.]+:\w+$"}}, "required": ["name"]}
-            return {"anyOf": [{"type": "string", "examples": list(members)}, *members.values(), own]}
+            return handler(schema) if kind is None else {_KIND: kind}  # kinds nest in each other: `json_schema` refers to them
 
     def __init_subclass__(cls, kind: str | None = None, name: str | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -328,7 +353,7 @@ def resolve(kind: str, value: Any) -> Any:
     if isinstance(value, str):
         value = {"name": value}
     if not isinstance(value, Mapping):
-        raise ValueError(f"expected a {kind}'s name or a block with a name, got {_shown(value)}")
+        raise ValueError(f"expected {a(kind)}'s name or a block with a name, got {_shown(value)}")
     if "name" not in value:
         raise ValueError(f"missing name; known are {', '.join(builtins_of(kind))}")
     name, settings = value["name"], {key: item for key, item in value.items() if key != "name"}
@@ -360,6 +385,45 @@ def _own(kind: str, name: Any) -> Any:
 def a(noun: str) -> str:
     """The noun with its article."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+
+
+_KIND = "x-kind"
+
+
+def json_schema(cls: type[Settings]) -> dict[str, Any]:
+    """The JSON Schema of a file of these settings, with one definition for every kind of component."""
+    definitions: dict[str, Any] = {}
+
+    def lifted(schema: dict[str, Any]) -> dict[str, Any]:
+        for name, definition in schema.pop("$defs", {}).items():
+            definitions[name] = referring(definition)
+        return referring(schema)
+
+    def referring(part: Any) -> Any:
+        if isinstance(part, dict) and _KIND in part:
+            define(part[_KIND])
+            return {"$ref": f"#/$defs/{part[_KIND]}", **{key: value for key, value in part.items() if key != _KIND}}
+        if isinstance(part, dict):
+            return {key: referring(value) for key, value in part.items()}
+        return [referring(item) for item in part] if isinstance(part, list) else part
+
+    def define(kind: str) -> None:
+        if kind in definitions:
+            return
+        definitions[kind] = {}  # stands for itself while its members are written
+        choices: list[Any] = [{"type": "string", "enum": list(builtins_of(kind))}, {"type": "string", "pattern": r"^[\w.]+:[\w.]+$"}]
+        for name, member in builtins_of(kind).items():
+            shape = lifted(member.Config.model_json_schema())
+            properties = {"name": {"const": name}, **shape.get("properties", {})}
+            choices.append({**shape, "title": f"{kind} {name}", "properties": properties, "required": ["name", *shape.get("required", [])]})
+        own = {"name": {"type": "string", "pattern": r"^[\w.]+:[\w.]+$"}}
+        choices.append({"title": f"{kind} of one's own", "type": "object", "properties": own, "required": ["name"]})
+        definitions[kind] = {"anyOf": choices}
+
+    schema = lifted(cls.model_json_schema())
+    paths = {"type": "array", "items": {"type": "string"}}
+    schema["properties"]["extends"] = {"anyOf": [{"type": "string"}, paths], "description": "Files to lay this one over."}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "$defs": definitions}
 
 
 # --- YAML -----------------------------------------------------------------------------------------------------------
@@ -446,7 +510,7 @@ def _block(value: Any, selector: str) -> Any:
 
 def merge(base: Document, top: Document) -> Document:
     """`top` laid over `base`, deeply; a block whose `name` or `preset` changes replaces the old one."""
-    origins = dict(base.origins)
+    origins = {(): top.origins[()], **base.origins} if () in top.origins else dict(base.origins)
     data = _merge(base.data, top.data, (), origins, top.origins)
     return Document(data, origins)
 
@@ -462,7 +526,7 @@ def _merge(base: dict[str, Any], top: dict[str, Any], path: Path_, origins: dict
         if isinstance(old, dict) and isinstance(value, str) and (set(old) & set(SELECTORS) or key == "scheme"):
             value = _block(value, selector)
         if isinstance(old, dict) and isinstance(value, dict) and not _replaces(old, value):
-            if here in new and here not in origins:
+            if here in new:
                 origins[here] = new[here]
             result[key] = _merge(old, value, here, origins, new)
             continue
@@ -538,14 +602,20 @@ def validate(cls: type[S], document: Document, source: str) -> S:
     try:
         return cls.model_validate(document.data)
     except ValidationError as error:
-        problems = [Problem(item["loc"], _placed(cls, item), origin_of(item["loc"], document.origins)) for item in error.errors()]
-        problems.sort(key=lambda p: p.origin.line if p.origin and p.origin.line else math.inf)
+        problems = [_located(cls, item, document.origins) for item in error.errors()]
+        problems.sort(key=lambda p: (p.path not in document.origins, p.origin.line or 0 if p.origin else 0))
         raise ConfigError(problems, source) from None
 
 
-def _placed(cls: type[Settings], item: Any) -> str:
-    """The message; where an unknown top-level key is known one level down, it says so."""
-    text, path = str(item["msg"]), item["loc"]
+def _located(cls: type[Settings], item: Any, origins: Mapping[Path_, Origin]) -> Problem:
+    """The problem, at the key to change; where an unknown top-level key is known one level down, it says so."""
+    context = item.get("ctx", {})
+    path = (*item["loc"], *str(context["at"]).split(".")) if context.get("at") else tuple(item["loc"])
+    text = str(context["text"]) if item["type"] == "modrl" else str(item["msg"]).removeprefix("Value error, ")
+    return Problem(path, _one_level_down(cls, path, text), origin_of(path, origins))
+
+
+def _one_level_down(cls: type[Settings], path: Path_, text: str) -> str:
     if len(path) == 1 and text.startswith("unknown key; known are"):
         for name, field in cls.model_fields.items():
             for member in _members(field.annotation):
@@ -559,9 +629,9 @@ def _placed(cls: type[Settings], item: Any) -> str:
 
 
 def origin_of(path: Path_, origins: Mapping[Path_, Origin]) -> Origin | None:
-    """Where a key was written, or else the block that it is missing from."""
+    """Where the user wrote a key, or else the block that it is missing from."""
     path = tuple(path)
-    while path not in origins and path:
+    while path and (path not in origins or origins[path].source.startswith("preset ")):
         path = path[:-1]
     return origins.get(path)
 
@@ -582,9 +652,11 @@ def _plain(value: Any) -> Any:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Blocks one level deep, what is inside them on one line where it fits."""
+    """Writes what `_Loader` reads; lists on one line."""
 
 
+_Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+_Dumper.add_representer(list, lambda dumper, value: dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=True))
 _Dumper.add_representer(float, lambda dumper, value: dumper.represent_scalar("tag:yaml.org,2002:float", repr(value).replace("inf", ".inf")))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from modrl.messages import Rollout, Tree
-from modrl.tree import to_torch, tree_map
+from modrl.tree import leaves, to_torch, tree_map
 
 
 class Batch(NamedTuple):
@@ -51,13 +51,27 @@ class Batch(NamedTuple):
 
 def from_rollout(rollout: Rollout) -> Batch:
     """The rollout as tensors of its own: arrays from an object store are read-only, and here they are copied."""
-    width = rollout.reward.shape[1]
+    steps, width = rollout.reward.shape
+    _assert_shapes(rollout, steps, width)
     valid = np.ones_like(rollout.terminated) if rollout.valid is None else rollout.valid
     return Batch(
         to_torch(rollout.obs), to_torch(rollout.first), to_torch(rollout.action), to_torch(rollout.reward), to_torch(rollout.terminated),
         to_torch(rollout.truncated), to_torch(valid), to_torch(rollout.final_obs), to_torch(rollout.memory), to_torch(rollout.behaviour),
         torch.full((width,), rollout.version, dtype=torch.int64), torch.ones(width, dtype=torch.bool),
     )  # fmt: skip
+
+
+def _assert_shapes(rollout: Rollout, steps: int, width: int) -> None:
+    def agrees(tree: Tree, *shape: int) -> bool:
+        return all(leaf.shape[: len(shape)] == shape for leaf in leaves(tree))
+
+    per_step = [rollout.action, rollout.terminated, rollout.truncated, rollout.valid, rollout.behaviour]
+    assert agrees([rollout.obs, rollout.first], steps + 1, width), f"obs, first: expected [T+1, B] = [{steps + 1}, {width}]"
+    assert agrees(per_step, steps, width), f"action, terminated, truncated, valid, behaviour: expected [T, B] = [{steps}, {width}]"
+    assert agrees(rollout.memory, width), f"memory: expected [B] = [{width}]"
+    truncated = int(rollout.truncated.sum())
+    assert agrees(rollout.final_obs, truncated), f"final_obs: expected one of each of {truncated} truncated episodes"
+    assert not truncated or rollout.final_obs is not None, f"final_obs: missing for {truncated} truncated episodes"
 
 
 def concatenate(batches: Sequence[Batch]) -> Batch:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeAlias, Union
 
-from pydantic import AfterValidator, GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic import GetCoreSchemaHandler, PlainValidator, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GetJsonSchemaHandler, JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
@@ -155,27 +155,41 @@ class Piecewise(Schedule):
 
 
 _WORDS: dict[str, type[Schedule]] = {"constant": Constant, "linear": Linear, "cosine": Cosine, "piecewise": Piecewise}
-Scheduled: TypeAlias = Union[float, Schedule]  # noqa: UP007 (pydantic and mypy read it alike)
-"""A number, or a schedule of it."""
 
 
-def value_at(setting: Scheduled, progress: float) -> float:
-    """The setting's value at this progress."""
-    return setting.at(progress) if isinstance(setting, Schedule) else setting
-
-
-def admit_schedules(field: FieldInfo) -> None:
-    """Lets a float setting be a schedule too, each of whose values keeps the setting's bounds."""
-    bounds = tuple(field.metadata)
+def _reader(bounds: tuple[Any, ...] = (), optional: bool = False) -> PlainValidator:
+    """Reads a number within bounds, or a schedule each of whose values keeps them."""
     number = TypeAdapter(Annotated[(float, *bounds)] if bounds else float)
 
-    def keeps_bounds(value: Any) -> Any:
-        for part in value.values() if isinstance(value, Schedule) else [value] if value is not None else []:
+    def read(value: Any) -> Any:
+        if value is None and optional:
+            return None
+        if isinstance(value, (Schedule, Mapping)):
+            value = Schedule.from_data(value)
+        elif isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ValueError(f"expected a number, got {'nothing' if value is None else f'{value!r} ({type(value).__name__})'}")
+        for part in value.values() if isinstance(value, Schedule) else [value]:
             try:
                 number.validate_python(part)
             except ValidationError as error:
                 raise ValueError(error.errors()[0]["msg"].replace("Input should", "must") + f", got {part!r}") from None
         return value
 
+    return PlainValidator(read, json_schema_input_type=float | Schedule | None if optional else float | Schedule)
+
+
+Scheduled: TypeAlias = Annotated[float | Schedule, _reader()]
+"""A number, or a schedule of it."""
+
+
+def value_at(setting: float | Schedule, progress: float) -> float:
+    """The setting's value at this progress."""
+    return setting.at(progress) if isinstance(setting, Schedule) else setting
+
+
+def admit_schedules(field: FieldInfo) -> None:
+    """Lets a float setting be a schedule too, each of whose values keeps the setting's bounds."""
+    optional = field.annotation == (float | None)
+    bounds = tuple(field.metadata)
     field.annotation = Union[field.annotation, Schedule]  # type: ignore[assignment]  # noqa: UP007
-    field.metadata = [AfterValidator(keeps_bounds)]
+    field.metadata = [_reader(bounds, optional)]

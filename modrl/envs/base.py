@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -52,7 +52,7 @@ class Envs(Component, ABC, kind="envs"):
     observation_space: gymnasium.Space  # of one environment
     action_space: gymnasium.Space  # of one environment
     action_repeat: int = 1  # frames per agent step
-    exact: ClassVar[bool] = False
+    exact: bool = False
     """Whether `state` and `restore` are offered, so that a resumed run continues its episodes exactly."""
 
     def __init__(self, config: Config, *, numbers: Sequence[int], seeds: Sequence[int], training: bool = True) -> None:
@@ -80,3 +80,20 @@ class Envs(Component, ABC, kind="envs"):
     def restore(self, state: Any) -> None:
         """Continues from what `state` gave."""
         raise NotImplementedError(f"{type(self).__name__} cannot be restored")
+
+
+class Probe(NamedTuple):
+    """What an agent has to know of its environments before any worker exists."""
+
+    observation_space: gymnasium.Space  # of one environment
+    action_space: gymnasium.Space  # of one environment
+    action_repeat: int  # frames per agent step
+
+
+def probe(config: Envs.Config) -> Probe:
+    """Makes one environment, looks at it, and closes it."""
+    envs: Envs = config.build(numbers=(0,), seeds=(0,), training=False)
+    try:
+        return Probe(envs.observation_space, envs.action_space, envs.action_repeat)
+    finally:
+        envs.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from pydantic import Field
@@ -12,8 +12,11 @@ from torch import nn
 
 from modrl.agent.actors.base import Actor
 from modrl.agent.batch import Batch
+from modrl.agent.losses import RewardForm
 from modrl.agent.schedules import Schedule, admit_schedules, value_at
 from modrl.config import Component
+
+Reduction: TypeAlias = Literal["sum", "mean"]
 
 
 class Loss(NamedTuple):
@@ -56,9 +59,9 @@ class Algorithm(Component, ABC, kind="algorithm"):
 
     class Config(Component.Config):
         discount: float = Field(0.99, ge=0, le=1)
-        reward: Literal["none", "clip", "sign", "soft_asymmetric", "soft_asymmetric_paper"] = "none"
+        reward: RewardForm = "none"
         """What the learner makes of the raw reward."""
-        reduction: Literal["sum", "mean"] = "mean"
+        reduction: Reduction = "mean"
         """Whether a batch's loss is the sum or the mean over its valid steps."""
 
         @classmethod

@@ -46,7 +46,7 @@ class Storage(Component, ABC, kind="storage"):
 
     @abstractmethod
     def state(self, contents: bool) -> Any:
-        """Plain data to continue from. What was not learned from yet is always in it, all else only with `contents`."""
+        """Batches and plain data to continue from. What was not learned from yet is always in it, all else only with `contents`."""
 
     @abstractmethod
     def restore(self, state: Any) -> None:

@@ -1,0 +1,67 @@
+"""Minibatches: a batch dealt out at random, by whole columns or by single steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from modrl.agent.actors.base import Memory
+from modrl.agent.batch import Batch
+from modrl.messages import Tree
+from modrl.tree import tree_map
+
+
+def pieces(batch: Batch, count: int, *, by_column: bool, generator: torch.Generator | None) -> Sequence[torch.Tensor]:
+    """Numbers of the columns, or of the steps counted row by row, in `count` random pieces of (nearly) equal size.
+
+    Of the steps only valid ones are dealt out, unless there are fewer of them than pieces.
+
+    Raises:
+        ValueError: there are more pieces than columns or steps.
+    """
+    steps, columns = batch.reward.shape
+    available = columns if by_column else steps * columns
+    if available < count:
+        kind = "columns (the actor is recurrent)" if by_column else "steps"
+        raise ValueError(f"algorithm.minibatches: must be at most {available}, the {kind} of this worker's share of a batch, got {count}")
+    index = torch.arange(available, device=batch.reward.device)
+    valid = batch.valid.flatten()
+    if not by_column and int(valid.sum()) >= count:
+        index = index[valid]
+    device = generator.device if generator is not None else torch.device("cpu")
+    order = torch.randperm(len(index), generator=generator, device=device)
+    return index[order.to(index.device)].tensor_split(count)
+
+
+def take(batch: Batch, index: torch.Tensor, *, by_column: bool) -> Batch:
+    """The columns or steps with these numbers, without what only bootstraps: S is T."""
+    return without_bootstrap(batch).columns(index) if by_column else single_steps(batch, index)
+
+
+def without_bootstrap(batch: Batch) -> Batch:
+    """The batch's T steps alone."""
+    steps = len(batch.reward)
+    return batch._replace(obs=tree_map(lambda x: x[:steps], batch.obs), first=batch.first[:steps], final_obs=None)
+
+
+def single_steps(batch: Batch, index: torch.Tensor) -> Batch:
+    """N steps side by side as [1, N], each with its own last action and last reward."""
+    steps, columns = batch.reward.shape
+    column = index % columns
+
+    def chosen(tree: Tree) -> Tree:
+        return tree_map(lambda x: x[:steps].flatten(0, 1)[index].unsqueeze(0), tree)
+
+    def before(initial: torch.Tensor, later: torch.Tensor) -> torch.Tensor:
+        return torch.cat([initial.to(later.dtype).unsqueeze(0), later[:-1]]).flatten(0, 1)[index]
+
+    memory = Memory(
+        tree_map(lambda x: x[column], batch.memory.state),
+        tree_map(before, batch.memory.last_action, batch.action),
+        before(batch.memory.last_reward, batch.reward),
+    )
+    return Batch(
+        chosen(batch.obs), chosen(batch.first), chosen(batch.action), chosen(batch.reward), chosen(batch.terminated), chosen(batch.truncated),
+        chosen(batch.valid), None, memory, chosen(batch.behaviour), batch.version[column], batch.fresh[column],
+    )  # fmt: skip

@@ -1,0 +1,79 @@
+"""Experience replayed: each batch is part fresh, part drawn at random from what was learned from before."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+from pydantic import Field
+
+from modrl.agent.batch import Batch, concatenate
+from modrl.agent.storages.base import Storage
+from modrl.agent.storages.pending import Pending
+from modrl.messages import Rollout
+from modrl.tree import to_torch
+
+
+class Replay(Storage, name="replay"):
+    """Uniform replay of whole columns, first in, first out (Espeholt et al., 2018, section 5.2.2).
+
+    A column enters the replay when it was handed out fresh, and until `capacity` newer ones did. Replayed columns are drawn
+    with replacement, never from the same batch's fresh part; only the very first batch, before which nothing was stored,
+    repeats its own.
+    """
+
+    class Config(Storage.Config):
+        capacity: int = Field(10_000, ge=1)
+        """Columns kept, on each gradient worker."""
+        fraction: float = Field(0.5, gt=0, lt=1)
+        """The share of each batch that is replayed."""
+
+    config: Config
+
+    def __init__(self, config: Config, *, batch: int, generator: torch.Generator) -> None:
+        super().__init__(config, batch=batch, generator=generator)
+        self._replayed = round(config.fraction * batch)
+        if abs(self._replayed - config.fraction * batch) > 1e-6 or not 0 < self._replayed < batch:
+            raise ValueError(
+                f"storage.fraction: {config.fraction:g} of a worker's batch of {batch} columns is {config.fraction * batch:g}; "
+                "it must be a whole number of columns that leaves at least one fresh and one replayed"
+            )
+        self._pending = Pending(config.horizon)
+        self._stored: deque[Batch] = deque(maxlen=config.capacity)  # of one column each, oldest first
+
+    @property
+    def fresh(self) -> int:
+        return self.size - self._replayed
+
+    @property
+    def stored(self) -> int:
+        """Columns that can be replayed."""
+        return len(self._stored)
+
+    def insert(self, rollout: Rollout) -> None:
+        self._pending.insert(rollout)
+
+    def batch(self) -> Batch | None:
+        fresh = self._pending.take(self.fresh)
+        if fresh is None:
+            return None
+        columns = [fresh.columns(torch.tensor([i])) for i in range(self.fresh)]
+        source = self._stored or columns
+        drawn = torch.randint(len(source), (self._replayed,), generator=self.generator, device=self.generator.device).tolist()
+        old = [source[i]._replace(fresh=torch.zeros(1, dtype=torch.bool)) for i in drawn]
+        self._stored.extend(columns)
+        return concatenate([fresh, *old])
+
+    def state(self, contents: bool) -> Any:
+        return {
+            "pending": self._pending.state(),
+            "generator": self.generator.get_state(),
+            "stored": list(self._stored) if contents else [],
+        }
+
+    def restore(self, state: Any) -> None:
+        """Continues from what `state` gave: exactly with contents; without them the replay fills anew."""
+        self._pending.restore(state["pending"])
+        self.generator.set_state(torch.as_tensor(state["generator"]))
+        self._stored = deque(map(to_torch, state["stored"]), maxlen=self.config.capacity)

@@ -1,0 +1,189 @@
+"""The commands: `modrl train FILE`, `modrl eval RUN_DIR`, … Exit status: 0 done, 1 failed, 2 bad input, 130 and 75 interrupted."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+app = typer.Typer(
+    name="modrl",
+    help="Modular reinforcement learning: one agent, any distributed scheme.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+File = Annotated[Path, typer.Argument(help="an experiment file (YAML)")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="settings to change: key.path=value", metavar="[key.path=value]...")]
+AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
+RunDirectory = Annotated[Path, typer.Argument(help="a run's directory")]
+
+
+@app.command()
+def train(
+    file: File,
+    overrides: Overrides = None,
+    run_dir: Annotated[Path | None, typer.Option(help="the run's own directory (default: runs/NAME/DATE-TIME-seed)")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="start, or continue from the newest checkpoint in --run-dir")] = False,
+) -> None:
+    """Run an experiment, with live progress."""
+    from modrl.display import Display
+    from modrl.experiment import Experiment
+    from modrl.interrupt import Interrupted
+
+    experiment = Experiment.load(file, overrides or [])
+    run, directory = experiment.prepare(run_dir, resume)
+    if run is None:
+        out.print(f"{directory.path}: finished already, {experiment.steps:,} steps; nothing to do", soft_wrap=True)
+        return
+    scheme = experiment.scheme.preset or "own scheme"
+    try:
+        with Display(out, f"{experiment.name} · {scheme} · seed {experiment.seed}", experiment.steps) as display:
+            for row in run.stream():
+                display.show(row)
+    except Interrupted as error:
+        err.print(f"{error}\ngo on with: modrl train {file} {' '.join(overrides or [])} --run-dir {directory.path} --resume", soft_wrap=True)
+        raise typer.Exit(130 if error.signal == signal.SIGINT else 75) from None
+    out.print(f"run directory: {directory.path}", soft_wrap=True)
+
+
+@app.command(name="eval")
+def evaluate(
+    run_dir: RunDirectory,
+    episodes: Annotated[int, typer.Option(min=1, help="whole episodes to play")] = 10,
+    sample: Annotated[bool, typer.Option("--sample", help="sample actions instead of taking the most likely one")] = False,
+    video: Annotated[Path | None, typer.Option(help="a folder to record the first env's episodes into")] = None,
+    checkpoint: Annotated[str, typer.Option(help="the checkpoint's env steps, or latest")] = "latest",
+    seed: Annotated[int | None, typer.Option(min=0, help="seed of the episodes (default: the run's)")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Play episodes with a run's policy: raw reward, greedy unless --sample."""
+    from modrl.policy import play
+
+    result = play(run_dir, episodes, greedy=not sample, video=video, checkpoint=checkpoint, seed=seed)
+    if as_json:
+        print(json.dumps({"episodes": len(result.returns), "mean_return": result.mean_return, "returns": result.returns, "lengths": result.lengths}))
+        return
+    table = Table("episode", "return", "length", box=None, header_style="bold")
+    for index, (reward, length) in enumerate(zip(result.returns, result.lengths, strict=True)):
+        table.add_row(str(index + 1), f"{reward:g}", str(length))
+    out.print(table)
+    out.print(f"mean return {result.mean_return:g} over {len(result.returns)} episodes ({'sampled' if sample else 'greedy'} actions)")
+
+
+@app.command()
+def plot(
+    run_dirs: Annotated[list[Path], typer.Argument(help="runs' directories")],
+    out_file: Annotated[Path, typer.Option("--out", help="the picture to write (.png, .svg or .pdf)")] = Path("curves.png"),
+) -> None:
+    """Draw learning curves, against env steps and against wall time; seeds grouped."""
+    from modrl.plotting import plot as draw
+
+    out.print(str(draw(run_dirs, out_file)), soft_wrap=True)
+
+
+@app.command(name="list")
+def list_components(kind: Annotated[str | None, typer.Argument(help="one kind only")] = None) -> None:
+    """List the components that files can name, with their settings."""
+    from modrl import experiment  # noqa: F401 (registers the components)
+    from modrl.config import REGISTRY, ConfigError, Problem, builtins_of, nearest
+
+    if kind is not None and kind not in REGISTRY:
+        meant = nearest(kind, REGISTRY)
+        raise ConfigError(
+            [Problem((), f"no kind is called {kind!r}; {f'did you mean {meant!r}?' if meant else 'known are ' + ', '.join(REGISTRY)}")],
+            "the command line",
+        )
+    table = Table("kind", "name", "settings and their defaults", box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for known in sorted(REGISTRY) if kind is None else [kind]:
+        for index, (name, component) in enumerate(builtins_of(known).items()):
+            fields = ", ".join(
+                f"{key}{'' if field.is_required() else f'={field.get_default(call_default_factory=True)!r}'}"
+                for key, field in component.Config.model_fields.items()
+            )
+            table.add_row(known if index == 0 else "", name, fields)
+    out.print(table)
+
+
+@app.command()
+def schemes(name: Annotated[str | None, typer.Argument(help="one scheme, as its file")] = None) -> None:
+    """List the named schemes, or print one's file."""
+    from modrl.scheme.scheme import expand, preset_text, presets
+
+    if name is not None:
+        from modrl.config import Document
+
+        expand(Document({"preset": name}, {}))  # refuses an unknown name
+        out.print(preset_text(name).rstrip(), markup=False, soft_wrap=True)
+        return
+    table = Table("scheme", "collection", "gradient", "what it is", box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for known, document in presets().items():
+        first = preset_text(known).splitlines()[0].removeprefix("# ")
+        table.add_row(known, _group_text(document.data["collection"]), _group_text(document.data["gradient"]), first)
+    out.print(table)
+
+
+def _group_text(group: dict[str, Any]) -> str:
+    extras = [f"{key} {group[key]}" for key in ("gather", "ahead", "max_lag") if key in group]
+    return f"{group['place']} × {group['workers']}" + (f" ({', '.join(extras)})" if extras else "")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of experiment files, for editors."""
+    from modrl.config import json_schema
+    from modrl.experiment import Experiment
+
+    print(json.dumps(json_schema(Experiment), indent=2))
+
+
+@app.command()
+def explain(file: File, overrides: Overrides = None) -> None:
+    """Say what an experiment is and implies, and where each value comes from."""
+    from modrl.explain import explain as lines
+
+    table = Table(box=None, show_header=False, padding=(0, 3, 0, 0))
+    for what, why in lines(file, overrides or []):
+        table.add_row(what, why)
+    out.print(table)
+
+
+def main() -> NoReturn:
+    """Runs a command and exits with its status."""
+    from modrl.config import BadInput
+
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    logging.getLogger("modrl").setLevel(logging.INFO)
+    try:
+        app(standalone_mode=True)
+    except BadInput as error:
+        _fail(str(error), 2)
+    except KeyboardInterrupt:
+        _fail("interrupted", 130)
+    except BrokenPipeError:  # the reader of our output is gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        from modrl.scheme.places.base import WorkerError
+
+        if not isinstance(error, (WorkerError, FloatingPointError)):
+            raise
+        _fail(str(error), 1)
+    sys.exit(0)
+
+
+def _fail(text: str, status: int) -> NoReturn:
+    err.print(text, style="red" if err.is_terminal else None, markup=False, soft_wrap=True)
+    sys.exit(status)

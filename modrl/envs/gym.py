@@ -1,0 +1,165 @@
+"""Gymnasium environments: `envs: {name: gym, id: CartPole-v1, count: 32}`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, Self, cast
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from pydantic import Field, WithJsonSchema, field_serializer, field_validator, model_validator
+
+from modrl.config import load_object
+from modrl.envs import saving
+from modrl.envs.factory import Factory, named, register, registered, registration, written
+from modrl.envs.member import Member
+from modrl.envs.processes import Processes
+from modrl.envs.vector import Vector
+
+Function = Annotated[Callable[..., Any], WithJsonSchema({"type": "string", "pattern": r"^[\w.]+:[\w.]+$"})]
+
+
+class Gym(Vector, name="gym"):
+    """Environments that follow gymnasium's interface: in this thread, in processes, or in the env's own vector version."""
+
+    class Config(Vector.Config):
+        id: str | Function
+        """A registered id, `module:Id` (imports the module first), `package.module:function`, or in Python any function that gives an env."""
+        kwargs: dict[str, Any] = Field({})
+        """Arguments of the environment."""
+        vectorization: Literal["sync", "async", "vector_entry_point"] = "sync"
+        """One after another here, each in its own process, or the env's own vector version (which has one seed for all its columns)."""
+        wrappers: list[str | dict[str, Any] | Function] = Field([])
+        """Innermost first: `package.module:Class`, a block {name: package.module:Class, argument: value}, or in Python a function of the env."""
+        max_episode_steps: int | None = Field(None, ge=1)
+        """Truncates after so many steps; null: as registered."""
+        start_method: Literal["fork", "forkserver", "spawn"] | None = None
+        """How the processes of `async` start; null: as Python's multiprocessing does."""
+
+        @field_validator("id", mode="before")
+        @classmethod
+        def _find(cls, value: Any) -> Any:
+            if not isinstance(value, str) and not callable(value):
+                raise ValueError(f"expected an id, a function's name or a function, got {value!r}")
+            return named(value) if isinstance(value, str) else value
+
+        @field_validator("wrappers", mode="before")
+        @classmethod
+        def _find_each(cls, value: Any) -> Any:
+            return [_known_wrapper(entry) for entry in value] if isinstance(value, list) else value
+
+        @field_serializer("id")
+        def _write(self, value: Any) -> Any:
+            return written(value)
+
+        @field_serializer("wrappers")
+        def _write_each(self, value: list[Any]) -> list[Any]:
+            return [written(entry) for entry in value]
+
+        @model_validator(mode="after")
+        def _fits(self) -> Self:
+            if self.vectorization == "vector_entry_point" and self.wrappers:
+                raise ValueError("wrappers: cannot take effect with vectorization 'vector_entry_point'; choose sync or async")
+            if self.vectorization == "vector_entry_point" and not isinstance(self.id, str):
+                raise ValueError("vectorization: 'vector_entry_point' needs a registered id")
+            if self.start_method is not None and self.vectorization != "async":
+                raise ValueError(f"start_method: takes effect with vectorization 'async' only, not {self.vectorization!r}")
+            return self
+
+        def __getstate__(self) -> dict[Any, Any]:
+            return {**super().__getstate__(), "registration": registration(self.id)}
+
+        def __setstate__(self, state: dict[Any, Any]) -> None:
+            register(state.pop("registration"))
+            super().__setstate__(state)
+
+    config: Config
+
+    def make(self) -> VectorEnv:
+        config = self.config
+        if config.vectorization == "vector_entry_point":
+            return _own_vector(config, len(self.numbers))
+        factories = [Factory(config.id, config.kwargs, config.wrappers, config.max_episode_steps, number) for number in self.numbers]
+        if config.vectorization == "async":
+            return Processes(factories, self.numbers, config.start_method)
+        vector = SyncVectorEnv([_Given(env) for env in _make_all(factories)], copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
+        self.exact = all(saving.exact(env) for env in vector.envs)
+        return vector
+
+    def seed(self) -> Any:
+        if self.config.vectorization == "vector_entry_point":  # one generator for all columns
+            return int(np.random.SeedSequence(self.seeds).generate_state(1)[0])
+        return super().seed()
+
+    def state(self) -> Any:
+        if not self.exact:
+            return super().state()
+        envs = [saving.state(env) for env in self._members()]
+        return {"envs": envs, "returns": self.returns.copy(), "lengths": self.lengths.copy()}
+
+    def restore(self, state: Any) -> None:
+        if not self.exact:
+            super().restore(state)
+        if len(state["envs"]) != len(self.numbers):
+            raise ValueError(f"expected the state of {len(self.numbers)} envs, got that of {len(state['envs'])}")
+        self.reset()  # the wrappers want to have seen one
+        for env, saved in zip(self._members(), state["envs"], strict=True):
+            saving.restore(env, saved)
+        self.returns[:] = state["returns"]
+        self.lengths[:] = state["lengths"]
+
+    def _members(self) -> list[Member]:
+        return cast(list[Member], cast(SyncVectorEnv, self.vector).envs)
+
+
+class _Given:
+    """A factory of what is made already."""
+
+    def __init__(self, env: gymnasium.Env) -> None:
+        self.env = env
+
+    def __call__(self) -> gymnasium.Env:
+        return self.env
+
+
+def _make_all(factories: list[Factory]) -> list[Member]:
+    """One env of each factory; if one fails, the others are closed."""
+    made: list[Member] = []
+    try:
+        for factory in factories:
+            made.append(factory())
+    except BaseException:
+        for env in made:
+            env.close()
+        raise
+    return made
+
+
+def _own_vector(config: Gym.Config, width: int) -> VectorEnv:
+    """The env's own vector version.
+
+    Raises:
+        ValueError: it has none, or one that does not give the raw reward.
+    """
+    spec = registered(cast(str, config.id))
+    if spec.vector_entry_point is None:
+        raise ValueError(f"envs.vectorization: {spec.id} has no vector version of its own; choose sync or async")
+    if spec.id.startswith("ALE/"):
+        raise ValueError(f"envs.vectorization: the vector version of {spec.id} changes the task; use envs {{name: atari, game: {spec.id}}}")
+    kwargs = dict(config.kwargs)
+    if config.max_episode_steps is not None:
+        kwargs["max_episode_steps"] = config.max_episode_steps
+    return gymnasium.make_vec(spec, width, vectorization_mode="vector_entry_point", **kwargs)
+
+
+def _known_wrapper(entry: Any) -> Any:
+    """The entry, checked; a name alone becomes what it names."""
+    if callable(entry):
+        return entry
+    if isinstance(entry, str):
+        return load_object(entry)
+    if not (isinstance(entry, dict) and isinstance(entry.get("name"), str)):
+        raise ValueError(f"expected a wrapper as package.module:Class, or as a block with that as its name, got {entry!r}")
+    load_object(entry["name"])
+    return entry

@@ -1,0 +1,53 @@
+"""One environment of a vector: it says who it is when it fails, and gives observations that it will not change later."""
+
+from __future__ import annotations
+
+import copy
+import traceback
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from modrl.envs.spaces import presented, require_supported
+
+
+class EnvError(RuntimeError):
+    """An environment failed: its global number, what it raised, and its own traceback."""
+
+
+class Member(gymnasium.Wrapper):
+    """The outermost wrapper of each environment.
+
+    Vector envs reset in the same step: what the env returned last must outlive the next reset, even where it writes every
+    observation into one array. `remote` is set where this process is not the caller's, so that a traceback has to travel as text.
+    """
+
+    def __init__(self, env: gymnasium.Env, number: int, remote: bool = False) -> None:
+        presented(env.observation_space)
+        require_supported(env.action_space)
+        super().__init__(env)
+        self.number = number
+        self.remote = remote
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        try:
+            obs, info = self.env.reset(seed=seed, options=options)
+        except Exception as error:  # anything: it goes on to the caller
+            raise self._failure("reset", error) from error
+        return _own(obs), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        try:
+            obs, reward, terminated, truncated, info = self.env.step(action)
+        except Exception as error:  # anything: it goes on to the caller
+            raise self._failure("step", error) from error
+        return _own(obs), reward, terminated, truncated, info
+
+    def _failure(self, method: str, error: Exception) -> EnvError:
+        text = f"env {self.number} failed in {method}: {type(error).__name__}: {error}"
+        return EnvError(f"{text}\n\n{''.join(traceback.format_exception(error))}" if self.remote else text)
+
+
+def _own(obs: Any) -> Any:
+    return obs.copy() if isinstance(obs, np.ndarray) else copy.deepcopy(obs)

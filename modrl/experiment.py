@@ -1,0 +1,297 @@
+"""The experiment: an agent, its environments and a scheme, as settings that a file or a script states.
+
+experiment = Experiment.load("examples/pong_impala.yaml", overrides=["scheme=a3c", "seed=3"])
+result = experiment.run()
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from pydantic import Field, field_validator, model_validator
+
+from modrl import agent, envs  # noqa: F401 (registers the components)
+from modrl.agent.actors.base import Actor
+from modrl.agent.algorithms.base import Algorithm
+from modrl.agent.optimizers import Optimizer
+from modrl.agent.storages.base import Storage
+from modrl.config import (
+    BadInput,
+    Component,
+    ConfigError,
+    Document,
+    Origin,
+    Problem,
+    Settings,
+    dump,
+    is_builtin,
+    merge,
+    override,
+    problem,
+    read_file,
+    to_yaml,
+    validate,
+)
+from modrl.envs.base import Envs, probe
+from modrl.metrics import Row
+from modrl.run import Plan, Run
+from modrl.rundir import RunDir, RunDirError, default_path
+from modrl.scheme.parts import Machine, Parts
+from modrl.scheme.scheme import Scheme, expand
+from modrl.settings import Checkpointing, Evaluation, Logging
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run left behind."""
+
+    run_dir: Path
+    env_steps: int
+    metrics: Row  # the last row
+
+
+class Experiment(Settings):
+    """Everything that one training run depends on. What changes the mathematics stands outside `scheme` and `machine`."""
+
+    name: str = Field("experiment", pattern=r"^[\w.-]+$")
+    seed: int = Field(1, ge=0)
+    steps: int = Field(ge=1)
+    """Agent steps, over all workers."""
+    envs: Envs.Config
+    actor: Actor.Config
+    algorithm: Algorithm.Config
+    optimizer: Optimizer.Config
+    storage: Storage.Config
+    scheme: Scheme.Config = Field(default_factory=Scheme.Config, validate_default=True)
+    evaluation: Evaluation | None = None
+    checkpoint: Checkpointing = Field(default_factory=Checkpointing)
+    logging: Logging = Field(default_factory=Logging)
+    machine: Machine = Field(default_factory=Machine)
+
+    @field_validator("scheme", mode="before")
+    @classmethod
+    def _preset(cls, value: Any) -> Any:
+        return {"preset": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _deals_out(self) -> Self:
+        """Environments and batches have to be dealt out equally."""
+        collectors, learners = self.collectors, self.scheme.gradient.workers
+        if self.envs.count % collectors:
+            raise problem(
+                f"{self.envs.count} environments cannot be dealt out equally over {collectors} collectors "
+                f"({learners} gradient workers × {self.scheme.collection.workers}); choose a multiple of {collectors}",
+                "envs.count",
+            )
+        if self.storage.batch % learners:
+            raise problem(
+                f"{self.storage.batch} columns cannot be dealt out equally over {learners} gradient workers; choose a multiple of {learners}",
+                "storage.batch",
+            )
+        pull, fresh = self.columns_per_pull, self.fresh_columns
+        if pull % fresh and fresh % pull:
+            raise problem(
+                f"one batch takes {fresh} new columns from each gradient worker's share, a pull of the scheme brings {pull}: "
+                "a batch has to be whole pulls or a pull whole batches; change storage.batch, envs.count or the scheme's workers",
+                "storage.batch",
+            )
+        return self
+
+    @property
+    def collectors(self) -> int:
+        """Collectors over all gradient workers."""
+        return self.scheme.gradient.workers * self.scheme.collection.workers
+
+    @property
+    def columns_per_pull(self) -> int:
+        """Environment columns that one pull of a gradient worker brings."""
+        return self.envs.count // self.collectors * self.scheme.collection.taken
+
+    @property
+    def fresh_columns(self) -> int:
+        """Columns of a gradient worker's share of a batch that were not learned from before."""
+        storage: Storage = self.storage.build(batch=self.storage.batch // self.scheme.gradient.workers, generator=torch.Generator())
+        return storage.fresh
+
+    def steps_per_round(self, losses_per_batch: int) -> int:
+        """Optimiser steps between two pulls: the unit of policy lag."""
+        batches = max(1, self.columns_per_pull // self.fresh_columns)
+        return losses_per_batch * batches * (self.scheme.gradient.workers if self.scheme.gradient.alone else 1)
+
+    # --- files ---
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
+        """The experiment in a file, with `key.path=value` overrides laid over it.
+
+        Its folder becomes importable, for components of the user's own.
+
+        Raises:
+            ConfigError: all that is wrong with it, with file and line.
+        """
+        path = Path(path)
+        folder = str(path.parent.resolve())
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+        return validate(cls, document(path, overrides), str(path))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Experiment:
+        """The experiment in plain data, as a file would hold it.
+
+        Raises:
+            ConfigError: all that is wrong with it.
+        """
+        return validate(cls, Document(dict(data), {}), "the experiment")
+
+    def replace(self, **changes: Any) -> Experiment:
+        """The experiment with some of its settings changed; a block of settings is laid over the old one as in a file.
+
+        Raises:
+            ConfigError: the result is not a valid experiment.
+        """
+        plain = {key: dump(value) if isinstance(value, Settings) else value for key, value in changes.items()}
+        base = Document(self.to_dict(), {})
+        return validate(type(self), merge(base, Document(plain, {})), "the experiment")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that `from_dict` turns back into an equal experiment."""
+        return dump(self)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the resolved experiment; `load` gives an equal one."""
+        Path(path).write_text(to_yaml(self.to_dict()), "utf-8")
+
+    # --- runs ---
+
+    def run(self, run_dir: str | Path | None = None, resume: bool = False) -> Result:
+        """Trains to the end.
+
+        Raises:
+            RunDirError: the directory holds another run.
+            WorkerError, FloatingPointError, Interrupted: as `stream`.
+        """
+        run, directory = self.prepare(run_dir, resume)
+        if run is not None:
+            for _ in run.stream():
+                pass
+            return Result(directory.path, run.updater.env_steps, run.last_row)
+        return Result(directory.path, int(directory.read_info()["env_steps"]), {})
+
+    def stream(self, run_dir: str | Path | None = None, resume: bool = False) -> Iterator[Row]:
+        """The same run, row by row; leaving the loop ends it with a checkpoint."""
+        run, _ = self.prepare(run_dir, resume)
+        if run is not None:
+            yield from run.stream()
+
+    def prepare(self, run_dir: str | Path | None = None, resume: bool = False) -> tuple[Run | None, RunDir]:
+        """A run in its directory, ready to stream; None: `resume`, and it is finished already.
+
+        Raises:
+            RunDirError: the directory holds another run, or `resume` without a directory.
+        """
+        if resume and run_dir is None:
+            raise RunDirError("--resume needs --run-dir: which run is to go on?")
+        directory = RunDir(Path(run_dir) if run_dir is not None else default_path(self.name, self.seed))
+        if directory.used and not resume:
+            raise RunDirError(f"{directory.path} is not empty; choose another --run-dir, or continue the run in it with --resume")
+        plan = self.plan()
+        if directory.used:
+            info = directory.read_info()
+            run = Run(plan, directory, info, resume=True)
+            if run.done and info["status"] == "finished":
+                return None, directory
+            directory.experiment.write_text(to_yaml(self.to_dict()), "utf-8")
+        else:
+            run = Run(plan, directory, directory.begin(to_yaml(self.to_dict()), import_folders(self)), resume=False)
+        return run, directory
+
+    def plan(self) -> Plan:
+        """All that a run needs; builds one environment to see its spaces, and the networks.
+
+        Raises:
+            BadInput: a device that does not exist, or parts that cannot work together.
+        """
+        try:
+            return self._plan()
+        except BadInput:
+            raise
+        except ValueError as error:  # from a component that was asked for what it cannot do
+            raise BadInput(str(error)) from error
+
+    def _plan(self) -> Plan:
+        device = self.machine.torch_device()
+        if self.machine.precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+            raise BadInput("machine.precision: this GPU has no bf16; use fp32")
+        observation_space, action_space, action_repeat = probe(self.envs)
+        parts = Parts(
+            seed=self.seed, envs=self.envs, actor=self.actor, algorithm=self.algorithm, storage=self.storage,
+            observation_space=observation_space, action_space=action_space, machine=self.machine, collectors=self.collectors,
+            gradient_workers=self.scheme.gradient.workers, steps_per_round=1, paths=tuple(path or str(Path.cwd()) for path in sys.path),
+        )  # fmt: skip
+        losses = parts.make_algorithm().num_losses
+        parts = Parts(**{**vars(parts), "steps_per_round": self.steps_per_round(losses)})
+        return Plan(self.steps, parts, self.optimizer, self.scheme, self.evaluation, self.checkpoint, self.logging, action_repeat, losses)
+
+
+def document(path: Path, overrides: Sequence[str] = ()) -> Document:
+    """A file with its overrides and its scheme's preset laid together, each value with its origin.
+
+    Raises:
+        ConfigError: a file or an override is malformed, or no scheme has that name.
+    """
+    result = read_file(path)
+    for text in overrides:
+        result = merge(result, override(text))
+    scheme = result.data.get("scheme", "local")
+    block = {"preset": scheme} if isinstance(scheme, str) else scheme
+    if not isinstance(block, dict):
+        return result
+    try:
+        expanded = expand(Document(block, {key[1:]: origin for key, origin in result.origins.items() if key[:1] == ("scheme",)}))
+    except ValueError as error:
+        where = result.origins.get(("scheme", "preset"), result.origins.get(("scheme",), Origin(str(path))))
+        raise ConfigError([Problem(("scheme",), str(error), where)], str(path)) from None
+    origins = result.origins | {("scheme", *key): origin for key, origin in expanded.origins.items()}
+    return Document({**result.data, "scheme": expanded.data}, origins)
+
+
+def import_folders(settings: Settings) -> list[str]:
+    """The folders that the user's own components are imported from."""
+    folders: list[str] = []
+
+    def visit(value: Any) -> None:
+        if isinstance(value, Component.Config) and not is_builtin(value.owner):
+            add(value.owner)
+        if isinstance(value, Settings):
+            for _, part in value:
+                visit(part)
+        elif isinstance(value, Mapping):
+            for part in value.values():
+                visit(part)
+        elif isinstance(value, (list, tuple)):
+            for part in value:
+                visit(part)
+        elif callable(value):
+            add(value)
+        elif isinstance(value, str) and ":" in value and value.split(":")[0] in sys.modules:
+            add(sys.modules[value.split(":")[0]])
+
+    def add(thing: Any) -> None:
+        name = str(getattr(thing, "__module__", None) or getattr(thing, "__name__", ""))
+        module = thing if inspect.ismodule(thing) else sys.modules.get(name)
+        file = getattr(module, "__file__", None)
+        if file is None or "site-packages" in file:
+            return
+        folder = Path(file).resolve().parents[str(getattr(module, "__name__", "")).count(".") + (Path(file).name == "__init__.py")]
+        if str(folder) not in folders:
+            folders.append(str(folder))
+
+    visit(settings)
+    return folders

@@ -1,0 +1,168 @@
+"""Metrics: what every update reports, gathered into rows; rows into metrics.csv and TensorBoard.
+
+Losses and diagnostics are means per valid step, whatever the loss's reduction, so that they compare across schemes.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import time
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from modrl.messages import Gradient
+
+COLUMNS = (
+    "env_steps", "frames", "updates", "wall_seconds", "episodes", "episode_return", "episode_length", "steps_per_second",
+    "policy_lag_mean", "policy_lag_max", "gradient_lag_mean", "gradient_lag_max", "learning_rate", "eval_return",
+)  # fmt: skip
+WINDOW = 100
+"""Finished episodes that `episode_return` is the mean of."""
+
+Row = dict[str, float | int | None]
+
+
+class Metrics:
+    """Gathers what updates report until a row is taken."""
+
+    def __init__(self, action_repeat: int) -> None:
+        self.action_repeat = action_repeat
+        self.episodes = 0
+        self.seconds = 0.0  # of earlier processes of this run
+        self.recent: deque[tuple[float, int]] = deque(maxlen=WINDOW)
+        self.named: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
+        self._began = self._row_began = time.perf_counter()
+        self._row_steps = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self.policy_lags: list[int] = []
+        self.gradient_lags: list[int] = []
+        self.sums: dict[str, float] = defaultdict(float)
+        self.weights: dict[str, int] = defaultdict(int)
+        self.stages: dict[str, float] = defaultdict(float)
+        self.said: dict[str, list[float]] = defaultdict(list)
+        self.open = True  # no complete batch yet
+
+    def record(self, gradients: Sequence[Gradient], lags: Sequence[int], said: dict[str, float]) -> None:
+        """One update: its gradients, their lags, and what the optimiser says."""
+        for gradient in gradients:
+            for episode in gradient.episodes:
+                self.episodes += 1
+                self.recent.append((episode.reward, episode.length))
+                for name, value in episode.info.items():
+                    self.named[name].append(value)
+            self.policy_lags += gradient.policy_lags
+            for name, value in gradient.metrics.items():
+                self.sums[name] += value
+                self.weights[name] += gradient.weight
+            for stage, seconds in gradient.seconds.items():
+                self.stages[stage] += seconds
+        self.gradient_lags += lags
+        for name, value in said.items():
+            self.said[name].append(value)
+        self.open = not all(gradient.last for gradient in gradients)
+
+    @property
+    def wall_seconds(self) -> float:
+        """Seconds of training so far, earlier processes of this run included."""
+        return self.seconds + time.perf_counter() - self._began
+
+    def row(self, env_steps: int, updates: int) -> Row:
+        """What came since the last row, and the run so far."""
+        now = time.perf_counter()
+        values: Row = {
+            "env_steps": env_steps,
+            "frames": env_steps * self.action_repeat,
+            "updates": updates,
+            "wall_seconds": round(self.wall_seconds, 3),
+            "episodes": self.episodes,
+            "episode_return": _mean([reward for reward, _ in self.recent]),
+            "episode_length": _mean([length for _, length in self.recent]),
+            "steps_per_second": (env_steps - self._row_steps) / max(now - self._row_began, 1e-9),
+            "policy_lag_mean": _mean(self.policy_lags),
+            "policy_lag_max": max(self.policy_lags, default=None),
+            "gradient_lag_mean": _mean(self.gradient_lags),
+            "gradient_lag_max": max(self.gradient_lags, default=None),
+            "learning_rate": self.said["learning_rate"][-1] if self.said["learning_rate"] else None,
+            "eval_return": None,
+        }
+        values |= {name: self.sums[name] / self.weights[name] if self.weights[name] else None for name in self.sums}
+        values |= {name: _mean(value) for name, value in self.said.items() if name != "learning_rate"}
+        values |= {f"episode/{name}": _mean(recent) for name, recent in self.named.items()}
+        values |= {f"time/{stage}": seconds for stage, seconds in self.stages.items()}
+        collecting, learning = self.stages["act"] + self.stages["env"], self.stages["learn"]
+        if learning:
+            values["time/collect_to_learn"] = collecting / learning
+        self._clear()
+        self._row_began, self._row_steps = now, env_steps
+        return values
+
+    def state(self) -> dict[str, Any]:
+        """Plain data to continue from."""
+        recent = {name: list(values) for name, values in self.named.items()}
+        return {"episodes": self.episodes, "seconds": self.wall_seconds, "recent": [list(item) for item in self.recent], "named": recent}
+
+    def restore(self, state: dict[str, Any], env_steps: int) -> None:
+        """Continues from `state`."""
+        self.episodes, self.seconds = state["episodes"], state["seconds"]
+        self.recent.extend((reward, length) for reward, length in state["recent"])
+        for name, values in state["named"].items():
+            self.named[name].extend(values)
+        self._began = self._row_began = time.perf_counter()
+        self._row_steps = env_steps
+
+
+def _mean(values: Any) -> float | None:
+    return float(np.mean(list(values))) if len(values) else None
+
+
+class MetricsFile:
+    """metrics.csv: appended to row by row; a column that appears later is empty in earlier rows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.columns = list(COLUMNS)
+        if path.exists():
+            self.columns = read_rows(path)[0]
+
+    def cut(self, updates: int) -> None:
+        """Drops the rows past this number of updates: a resumed run writes them anew."""
+        columns, rows = read_rows(self.path)
+        self._write([row for row in rows if float(row[columns.index("updates")]) <= updates])
+
+    def append(self, row: Row) -> None:
+        """One more row, on disk when this returns."""
+        new = [name for name in row if name not in self.columns]
+        if new or not self.path.exists():
+            rows = read_rows(self.path)[1] if self.path.exists() else []
+            self.columns += new
+            self._write([values + [""] * len(new) for values in rows])
+        with open(self.path, "a", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerow([_cell(row.get(name)) for name in self.columns])
+
+    def _write(self, rows: list[list[str]]) -> None:
+        aside = self.path.with_name(f".{self.path.name}")
+        with open(aside, "w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([self.columns, *rows])
+        os.replace(aside, self.path)
+
+
+def read_rows(path: Path) -> tuple[list[str], list[list[str]]]:
+    """Columns and complete rows; a last row that was cut off in mid-write is left out."""
+    with open(path, newline="", encoding="utf-8") as file:
+        rows = list(csv.reader(file))
+    columns = rows[0] if rows else list(COLUMNS)
+    return columns, [row for row in rows[1:] if len(row) == len(columns)]
+
+
+def _cell(value: float | int | None) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    return str(value) if isinstance(value, int) else f"{value:.7g}"

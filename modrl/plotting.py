@@ -1,0 +1,100 @@
+"""Learning curves: return against env steps and against wall time, runs that differ only in their seed as one curve."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from modrl.config import read_file
+from modrl.metrics import read_rows
+from modrl.rundir import RunDir, RunDirError
+
+
+class Curve(NamedTuple):
+    """One run's rows that have a return."""
+
+    env_steps: np.ndarray  # [N]
+    wall_seconds: np.ndarray  # [N]
+    episode_return: np.ndarray  # [N]
+
+
+def read_curve(directory: RunDir) -> Curve:
+    """The curve of a run.
+
+    Raises:
+        RunDirError: it holds no metrics, or no finished episode.
+    """
+    if not directory.metrics.exists():
+        raise RunDirError(f"{directory.path} holds no run: there is no metrics.csv")
+    columns, rows = read_rows(directory.metrics)
+    wanted = [columns.index(name) for name in Curve._fields]
+    table = np.array([[float(row[i]) for i in wanted] for row in rows if row[wanted[-1]]])
+    if not len(table):
+        raise RunDirError(f"{directory.path}: no episode has finished yet, so there is no return to plot")
+    return Curve(*table.T)
+
+
+def _label(directory: RunDir) -> tuple[str, str]:
+    """What makes runs one group (all but the seed), and a short name for it."""
+    data = read_file(directory.experiment).data
+    seedless = {key: value for key, value in data.items() if key not in {"seed", "machine"}}
+    scheme = data.get("scheme", {})
+    preset = scheme.get("preset") if isinstance(scheme, dict) else scheme
+    return repr(seedless), f"{data.get('name', directory.path.name)} · {preset or 'own scheme'}"
+
+
+def plot(run_dirs: Sequence[str | Path], out: Path) -> Path:
+    """Draws the runs' learning curves into a picture file.
+
+    Raises:
+        RunDirError: a directory holds no run.
+        ValueError: the file's ending is none that matplotlib can write.
+    """
+    groups: dict[str, list[Curve]] = {}
+    names: dict[str, str] = {}
+    for path in run_dirs:
+        directory = RunDir(Path(path))
+        curve = read_curve(directory)
+        key, name = _label(directory)
+        groups.setdefault(key, []).append(curve)
+        if key not in names:
+            taken = sum(other == name or other.startswith(f"{name} (") for other in names.values())
+            names[key] = f"{name} ({taken + 1})" if taken else name
+
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, 2, sharey=True)
+    for index, (key, curves) in enumerate(groups.items()):
+        seeds = f", {len(curves)} seeds" if len(curves) > 1 else ""
+        for ax, field in zip(axes, ("env_steps", "wall_seconds"), strict=True):
+            _draw(ax, curves, field, f"C{index % 10}", names[key] + seeds)
+    for ax, text in zip(axes, ("env steps", "wall time (s)"), strict=True):
+        ax.set_xlabel(text)
+        ax.grid(alpha=0.25)
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("episode return (mean of the last 100)")
+    axes[0].legend(frameon=False)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, dpi=120)
+    return out
+
+
+def _draw(ax: object, curves: Sequence[Curve], field: str, colour: str, label: str) -> None:
+    """A line for one run; for several the mean over what all of them cover, and the range between lowest and highest."""
+    xs = [np.maximum.accumulate(getattr(curve, field)) for curve in curves]
+    low, high = max(x[0] for x in xs), min(x[-1] for x in xs)
+    if len(curves) == 1 or not math.isfinite(low) or low >= high:
+        for i, (x, curve) in enumerate(zip(xs, curves, strict=True)):
+            ax.plot(x, curve.episode_return, color=colour, label=label if i == 0 else None)  # type: ignore[attr-defined]
+        return
+    grid = np.linspace(low, high, 300)
+    lines = np.stack([np.interp(grid, x, curve.episode_return) for x, curve in zip(xs, curves, strict=True)])
+    ax.plot(grid, lines.mean(0), color=colour, label=label)  # type: ignore[attr-defined]
+    ax.fill_between(grid, lines.min(0), lines.max(0), color=colour, alpha=0.15, linewidth=0)  # type: ignore[attr-defined]

@@ -1,0 +1,263 @@
+"""A run: the loop of training, with what surrounds it: rows, evaluations, checkpoints, interruption, a clean end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from modrl import checkpoint, spaces
+from modrl.agent.optimizers import Optimizer
+from modrl.envs.base import Envs
+from modrl.evaluation import evaluate
+from modrl.interrupt import Interrupt, Interrupted, listening
+from modrl.messages import Gradient, Weights
+from modrl.metrics import Metrics, MetricsFile, Row
+from modrl.rundir import RunDir, now
+from modrl.scheme.compute import load
+from modrl.scheme.group import Group
+from modrl.scheme.parts import Parts
+from modrl.scheme.scheme import Scheme
+from modrl.scheme.update import Updater
+from modrl.seeding import Role, generator, seed_of
+from modrl.settings import Checkpointing, Evaluation, Logging, Ticker
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a run needs, resolved from an experiment."""
+
+    steps: int
+    parts: Parts
+    optimizer: Optimizer.Config
+    scheme: Scheme.Config
+    evaluation: Evaluation | None
+    checkpointing: Checkpointing
+    logging: Logging
+    action_repeat: int  # frames per agent step
+    losses_per_batch: int
+
+
+class Run:
+    """One run in its directory. `resume` continues from the newest checkpoint in it."""
+
+    def __init__(self, plan: Plan, directory: RunDir, info: dict[str, Any], resume: bool) -> None:
+        self.plan = plan
+        self.directory = directory
+        self.info = info
+        self.metrics = Metrics(plan.action_repeat)
+        self.updater = Updater(algorithm=plan.parts.make_algorithm(), optimizer=plan.optimizer, steps=plan.steps, record=self.metrics.record)
+        self.file = MetricsFile(directory.metrics)
+        self.group: Group = Group([], "gradient")
+        self.last_row: Row = {}
+        self._evaluator = _Evaluator(plan)
+        self._resume = self._find_checkpoint() if resume else None
+
+    def _find_checkpoint(self) -> dict[str, Any] | None:
+        found = checkpoint.newest(self.directory.checkpoints)
+        if found is None:
+            return None
+        path, state, wrong = found
+        for text in wrong:
+            logger.warning("skipping %s", text)
+        logger.info("resuming from %s", path)
+        self.updater.restore(state["updater"])
+        self.metrics.restore(state["metrics"], self.updater.env_steps)
+        if self.directory.metrics.exists():
+            self.file.cut(self.updater.version)
+        return dict(state)
+
+    @property
+    def done(self) -> bool:
+        """Whether all steps are done."""
+        return self.updater.env_steps >= self.plan.steps
+
+    def stream(self) -> Iterator[Row]:
+        """Trains, row by row.
+
+        Raises:
+            WorkerError: a worker failed; nothing is left running.
+            FloatingPointError: a loss or gradient is not finite; it was not applied.
+            Interrupted: a signal asked for an end; a checkpoint was written.
+        """
+        with contextlib.ExitStack() as stack:
+            interrupt = stack.enter_context(listening())
+            stack.enter_context(_torch_threads(self.plan))
+            scheme = Scheme(self.plan.scheme, self.plan.parts)
+            stack.callback(self._evaluator.close)
+            stack.callback(scheme.close)
+            try:
+                self.group = scheme.start()
+                stack.callback(self.group.close)
+                interrupt.install()  # ray puts a handler of its own in place
+                self._restore_workers()
+                yield from self._train(interrupt)
+            except GeneratorExit:  # the caller has seen enough: as if interrupted
+                self._end("stopped", self._save(self._finish(self.updater.weights())))
+                raise
+            except Interrupted:
+                raise
+            except BaseException as error:
+                self._save(None)
+                self._end("failed", None, error)
+                raise
+
+    def _restore_workers(self) -> None:
+        if self._resume is None:
+            return
+        states = self._resume["workers"]
+        exact = states is not None and len(states) == len(self.group.workers) and all(self.group.call("restore", states))
+        self.info["restarts"].append({"time": now(), "env_steps": self.updater.env_steps, "episodes": "continued" if exact else "new"})
+        self.info |= {"status": "running", "ended": None}
+        self.directory.write_info(self.info)
+        self._resume = None
+
+    def _train(self, interrupt: Interrupt) -> Iterator[Row]:
+        with _tensorboard(self.directory.path, self.plan.logging.tensorboard, self.updater.env_steps) as board:
+            clock = _Clock(self.plan, self.updater.env_steps)
+            weights = self.updater.weights()
+            while not self.done and not interrupt:
+                gradients = self.group.pull(weights)
+                weights = self.updater.apply(gradients)
+                if not self.metrics.open and not self.done and not interrupt and clock.row.due(self.updater.env_steps):
+                    yield self._row(weights, clock, board, interrupt)
+                if clock.checkpoint.due(self.updater.env_steps):
+                    weights = self._finish(weights)
+                    self._save(weights)
+            weights = self._finish(weights)
+            if self.updater.version and (self.metrics.gradient_lags or not self.last_row):
+                yield self._row(weights, clock, board, interrupt, last=True)
+            path = self._save(weights)
+            if interrupt.signal is not None and not self.done:
+                self._end("interrupted", path)
+                raise Interrupted(interrupt.signal, str(path))
+            self._end("finished", path)
+
+    def _row(self, weights: Weights, clock: _Clock, board: Callable[[Row], None], interrupt: Interrupt, last: bool = False) -> Row:
+        row = self.metrics.row(self.updater.env_steps, self.updater.version)
+        if self.plan.evaluation is not None and (clock.evaluation.due(self.updater.env_steps) or last) and not interrupt:
+            row["eval_return"] = self._evaluator.mean_return(weights, interrupt)
+        self.file.append(row)
+        board(row)
+        self.last_row = row
+        return row
+
+    def _finish(self, weights: Weights) -> Weights:
+        """No batch begins: what is in flight is applied, and every batch is learned from to its end."""
+        alone = self.plan.scheme.gradient.alone
+
+        def apply(gradients: Sequence[Gradient]) -> Weights:
+            for gradient in gradients if alone else ():
+                self.updater.apply([gradient])
+            return self.updater.weights() if alone else self.updater.apply(gradients)
+
+        if gradients := self.group.drain():
+            weights = apply(gradients)
+        while gradients := [g for g in self.group.call("finish", [self.group.share(weights)] * len(self.group.workers)) if g is not None]:
+            weights = apply(gradients)
+        return weights
+
+    def _save(self, weights: Weights | None) -> Path | None:
+        """A checkpoint of everything; after a failure (None), of what the updater holds."""
+        if not self.updater.version:
+            return None
+        workers = None if weights is None else self.group.call("state", [self.plan.checkpointing.storage] * len(self.group.workers))
+        path = checkpoint.path_of(self.directory.checkpoints, self.updater.env_steps)
+        tree = {
+            "updater": self.updater.state(), "metrics": self.metrics.state(), "workers": workers,
+            "spaces": {"observation": spaces.to_data(self.plan.parts.observation_space), "action": spaces.to_data(self.plan.parts.action_space)},
+        }  # fmt: skip
+        checkpoint.save(path, tree)
+        checkpoint.keep_newest(self.directory.checkpoints, self.plan.checkpointing.keep)
+        return path
+
+    def _end(self, status: str, path: Path | None, error: BaseException | None = None) -> None:
+        self.info |= {
+            "status": status,
+            "ended": now(),
+            "env_steps": self.updater.env_steps,
+            "error": None if error is None else f"{type(error).__name__}: {error}",
+        }
+        self.directory.write_info(self.info)
+
+
+class _Clock:
+    """When the next row, evaluation and checkpoint are due."""
+
+    def __init__(self, plan: Plan, env_steps: int) -> None:
+        self.row = Ticker(plan.logging.every, env_steps)
+        self.checkpoint = Ticker(plan.checkpointing.every, env_steps)
+        self.evaluation = Ticker(plan.evaluation.every if plan.evaluation else None, env_steps)
+
+
+class _Evaluator:
+    """Evaluates in environments of its own, built when first needed."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.envs: Envs | None = None
+
+    def mean_return(self, weights: Weights, interrupt: Interrupt) -> float | None:
+        settings, parts = self.plan.evaluation, self.plan.parts
+        assert settings is not None
+        if self.envs is None:
+            self.envs = make_evaluation_envs(parts.envs, parts.seed, settings.episodes)
+            self.actor = parts.make_actor().to(parts.compute().device).eval()
+            self.generator = generator(parts.seed, Role.EVAL_ACTION, 0, parts.compute().device)
+        load(self.actor, weights.acting)
+        result = evaluate(self.actor, self.envs, settings.episodes, greedy=settings.greedy, generator=self.generator, stop=lambda: bool(interrupt))
+        return result.mean_return if result.returns else None
+
+    def close(self) -> None:
+        if self.envs is not None:
+            self.envs.close()
+
+
+def make_evaluation_envs(config: Envs.Config, seed: int, episodes: int) -> Envs:
+    """Environments with seeds of their own, no more than there are episodes to play."""
+    numbers = range(min(config.count, episodes))
+    envs: Envs = config.build(numbers=numbers, seeds=[seed_of(seed, Role.EVAL_ENV, n) for n in numbers], training=False)
+    return envs
+
+
+@contextlib.contextmanager
+def _torch_threads(plan: Plan) -> Iterator[None]:
+    """This process's torch threads for the run; the caller's afterwards."""
+    collection, gradient = plan.scheme.collection, plan.scheme.gradient
+    beside = (collection.workers if collection.place != "here" and gradient.place != "ray" else 0) + (
+        gradient.workers if gradient.place != "here" else 0
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(plan.parts.machine.own_threads(beside))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def _tensorboard(folder: Path, wanted: bool, env_steps: int) -> Iterator[Callable[[Row], None]]:
+    """Writes rows for TensorBoard, against env steps."""
+    if not wanted:
+        yield lambda row: None
+        return
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(folder), purge_step=env_steps or None)
+
+    def write(row: Row) -> None:
+        for name, value in row.items():
+            if value is not None and name != "env_steps":
+                writer.add_scalar(name if "/" in name else f"run/{name}", value, int(row["env_steps"] or 0))
+
+    try:
+        yield write
+    finally:
+        writer.close()

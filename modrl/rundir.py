@@ -1,0 +1,111 @@
+"""A run's own directory: what was asked for, what happened, and what to continue from."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from modrl.config import BadInput
+
+FORMAT = 1
+PACKAGES = ("modrl", "torch", "numpy", "gymnasium", "ale-py", "ray")
+
+
+class RunDirError(BadInput):
+    """A directory that cannot be used as asked, and what to do."""
+
+
+class RunDir:
+    """experiment.yaml, run.json, metrics.csv, TensorBoard files and checkpoints of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self.experiment = self.path / "experiment.yaml"
+        self.info = self.path / "run.json"
+        self.metrics = self.path / "metrics.csv"
+        self.checkpoints = self.path / "checkpoints"
+
+    @property
+    def used(self) -> bool:
+        """Whether it holds a run already."""
+        return self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
+
+    def read_info(self) -> dict[str, Any]:
+        """run.json.
+
+        Raises:
+            RunDirError: there is none, or it is not one of ours.
+        """
+        try:
+            info = json.loads(self.info.read_text("utf-8"))
+        except (OSError, json.JSONDecodeError) as error:
+            raise RunDirError(f"{self.path} holds no run: run.json cannot be read ({error})") from None
+        if not isinstance(info, dict) or info.get("format") != FORMAT:
+            raise RunDirError(f"{self.path}: expected a run of format {FORMAT}, got {info.get('format') if isinstance(info, dict) else info!r}")
+        return info
+
+    def write_info(self, info: dict[str, Any]) -> None:
+        """run.json, whole or not at all."""
+        aside = self.info.with_name(".run.json")
+        aside.write_text(json.dumps(info, indent=2) + "\n", "utf-8")
+        os.replace(aside, self.info)
+
+    def begin(self, experiment: str, import_from: list[str]) -> dict[str, Any]:
+        """Writes what a new run starts from, and gives run.json's content."""
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        self.experiment.write_text(experiment, "utf-8")
+        info = {
+            "format": FORMAT,
+            "status": "running",
+            "started": now(),
+            "ended": None,
+            "env_steps": 0,
+            "command": sys.argv,
+            "import_from": import_from,
+            "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+            "machine": {"host": platform.node(), "platform": platform.platform(), "cpus": os.cpu_count()},
+            "git": git(Path(import_from[0]) if import_from else Path.cwd()),
+            "restarts": [],
+        }
+        self.write_info(info)
+        return info
+
+
+def default_path(name: str, seed: int) -> Path:
+    """runs/NAME/DATE-TIME-seed; with a number behind it where two runs start in one second."""
+    stem = Path("runs") / name / f"{time.strftime('%Y%m%d-%H%M%S')}-{seed}"
+    return next(path for path in (stem, *(stem.with_name(f"{stem.name}-{i}") for i in range(2, 1000))) if not path.exists())
+
+
+def now() -> str:
+    """The time, as ISO 8601 in UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def version(package: str) -> str | None:
+    """The installed version."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    return None
+
+
+def git(folder: Path) -> dict[str, str] | None:
+    """Commit and uncommitted changes of the repository that the folder is in; None: it is in none."""
+
+    def ask(*words: str) -> str | None:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            answer = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10, check=False, errors="replace")
+            return answer.stdout if answer.returncode == 0 else None
+        return None
+
+    commit, diff = ask("rev-parse", "HEAD"), ask("diff", "HEAD")
+    return None if commit is None else {"commit": commit.strip(), "diff": (diff or "")[:1_000_000]}

@@ -1,0 +1,41 @@
+"""How a worker computes: on which device, in which precision, and how weights get into its networks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from modrl.tree import to_torch
+
+
+class Compute(NamedTuple):
+    """A worker's device and precision."""
+
+    device: torch.device = torch.device("cpu")
+    precision: str = "fp32"
+
+    def precision_scope(self) -> contextlib.AbstractContextManager[Any]:
+        """Autocast to bf16 where asked for. Its cache of cast weights lives until the scope is left: leave it at every step."""
+        if self.precision == "fp32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
+
+
+@torch.no_grad()
+def load(module: nn.Module, state: Mapping[str, Any]) -> None:
+    """Copies a state into the module, in one call per device."""
+    own = module.state_dict()
+    if own.keys() != state.keys():
+        raise KeyError(f"weights do not fit {type(module).__name__}: {sorted(own.keys() ^ state.keys())[:4]} are on one side only")
+    if own:
+        torch._foreach_copy_(list(own.values()), [to_torch(state[name]) for name in own])
+
+
+@torch.no_grad()
+def snapshot(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, dict[str, torch.Tensor]]:
+    """The states of modules, copied: later steps do not change them."""
+    return {name: {key: value.detach().clone() for key, value in module.state_dict().items()} for name, module in modules}

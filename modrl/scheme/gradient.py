@@ -1,0 +1,140 @@
+"""The gradient worker: pulls rollouts into a storage, asks the algorithm for losses, and turns each into a gradient."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from modrl.agent.algorithms.base import Algorithm, Loss
+from modrl.agent.batch import Batch, to_device
+from modrl.agent.storages.base import Storage
+from modrl.messages import Episode, Gradient, Weights
+from modrl.scheme.compute import Compute, load
+from modrl.scheme.group import Group
+
+
+class GradientWorker:
+    """Learns from its own share of every batch; who applies its gradients is not its business.
+
+    `steps_per_round`: optimiser steps between two pulls of rollouts, over all gradient workers: the unit of policy lag.
+    """
+
+    def __init__(self, *, algorithm: Algorithm, storage: Storage, collection: Group, steps_per_round: int, compute: Compute) -> None:
+        self.algorithm = algorithm
+        self.storage = storage
+        self.collection = collection
+        self.steps_per_round = steps_per_round
+        self.compute = compute
+        algorithm.actor.to(compute.device)
+        for module in algorithm.modules().values():
+            module.to(compute.device)
+        self._losses: Iterator[Loss] = iter(())
+        self._yielded = 0  # losses of the current batch so far
+        self._news = _News()
+
+    def gradient(self, weights: Weights) -> Gradient:
+        """The next gradient, on these weights."""
+        self._load(weights)
+        while (loss := self._next_loss()) is None:
+            self._begin(weights)
+        return self._differentiate(loss, weights)
+
+    def finish(self, weights: Weights) -> Gradient | None:
+        """As `gradient`, but no batch begins: None once the current one is used up."""
+        self._load(weights)
+        loss = self._next_loss()
+        return None if loss is None else self._differentiate(loss, weights)
+
+    def _load(self, weights: Weights) -> None:
+        load(self.algorithm.actor, weights.acting)
+        for name, module in self.algorithm.modules().items():
+            load(module, weights.learning[name])
+        self.algorithm.prepare(weights.progress)
+
+    def _next_loss(self) -> Loss | None:
+        start = time.perf_counter()
+        with self.compute.precision_scope():
+            loss = next(self._losses, None)
+        self._news.seconds["learn"] += time.perf_counter() - start
+        if loss is not None:
+            self._yielded += 1
+        elif self._yielded not in (0, self.algorithm.num_losses):
+            raise RuntimeError(
+                f"{type(self.algorithm).__name__}.losses yielded {self._yielded} losses, but its num_losses is {self.algorithm.num_losses}: "
+                "the number must depend on the settings alone"
+            )
+        return loss
+
+    def _begin(self, weights: Weights) -> None:
+        """Starts on the next batch, pulling rollouts while the storage is short."""
+        start = time.perf_counter()
+        while (batch := self.storage.batch()) is None:
+            for rollout in self.collection.pull(weights.for_acting()):
+                self.storage.insert(rollout)
+                self._news.episodes += rollout.episodes
+                for stage, seconds in rollout.seconds.items():
+                    self._news.seconds[stage] += seconds
+        self._news.seconds["wait"] += time.perf_counter() - start
+        self._news.count(batch, weights.version, self.steps_per_round)
+        self._losses, self._yielded = iter(self.algorithm.losses(to_device(batch, self.compute.device))), 0
+
+    def _differentiate(self, loss: Loss, weights: Weights) -> Gradient:
+        start = time.perf_counter()
+        parameters = self.algorithm.parameters()[loss.optimizer]
+        terms = loss.sums(loss.terms)
+        total = torch.stack(list(terms.values())).sum()
+        if not torch.isfinite(total):
+            raise FloatingPointError(f"the loss is not finite: {', '.join(f'{name} {value.item():g}' for name, value in terms.items())}")
+        total.backward()
+        tensors = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        with torch.no_grad():
+            sums = {f"loss/{name}": value for name, value in terms.items()} | {"loss/total": total} | loss.sums(loss.metrics)
+            metrics = dict(zip(sums, torch.stack([s.detach().float() for s in sums.values()]).tolist(), strict=True))
+        weight = int(loss.valid.sum())
+        news, self._news = self._news, _News()
+        news.seconds["learn"] += time.perf_counter() - start
+        return Gradient(
+            {loss.optimizer: tensors}, weight, weights.version, news.env_steps, self._yielded == self.algorithm.num_losses,
+            tuple(news.episodes), tuple(news.policy_lags), metrics, dict(news.seconds),
+        )  # fmt: skip
+
+    def state(self, contents: bool) -> dict[str, Any]:
+        """Plain data to continue from, between two batches. `contents`: the whole of a replay too."""
+        generator = self.algorithm.generator
+        return {
+            "storage": self.storage.state(contents),
+            "collection": self.collection.state(),
+            "generator": None if generator is None else generator.get_state(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> bool:
+        """Continues from `state`; whether all episodes go on where they were."""
+        self.storage.restore(state["storage"])
+        if self.algorithm.generator is not None and state["generator"] is not None:
+            self.algorithm.generator.set_state(torch.as_tensor(state["generator"]))
+        return self.collection.restore(state["collection"])
+
+    def close(self) -> None:
+        """Ends the collectors."""
+        self.collection.close()
+
+
+class _News:
+    """What happened since this worker's last gradient."""
+
+    def __init__(self) -> None:
+        self.env_steps = 0
+        self.episodes: list[Episode] = []
+        self.policy_lags: list[int] = []
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    def count(self, batch: Batch, version: int, steps_per_round: int) -> None:
+        """A batch is about to be learned from on weights of this version."""
+        self.env_steps += int(batch.valid[:, batch.fresh].sum())
+        self.policy_lags += ((version - batch.version[batch.fresh]) // steps_per_round).tolist()

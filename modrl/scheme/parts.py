@@ -1,0 +1,121 @@
+"""The parts of an agent, as settings that any worker anywhere can build its own copies from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import gymnasium
+import torch
+from pydantic import Field
+
+from modrl.agent.actors.base import Actor
+from modrl.agent.algorithms.base import Algorithm
+from modrl.agent.storages.base import Storage
+from modrl.config import BadInput, Settings
+from modrl.envs.base import Envs
+from modrl.scheme.collect import Collector
+from modrl.scheme.compute import Compute
+from modrl.scheme.gradient import GradientWorker
+from modrl.seeding import Role, generator, seed_of
+
+
+class Ray(Settings):
+    """How Ray is reached."""
+
+    address: str = "local"
+    """`local`: a cluster of this run's own, on loopback; `auto` or an address: one that is running."""
+    object_store: int | None = Field(None, ge=80_000_000)
+    """Bytes of shared memory for a local cluster; None: Ray's own choice."""
+
+
+class Machine(Settings):
+    """Facts about the machine, apart from the experiment."""
+
+    device: str = "auto"
+    """Where networks run: cpu, cuda, cuda:1, …; auto: cuda where there is one."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    threads: int | None = Field(None, ge=1)
+    """Torch threads of this process; None: one per core, less those that other workers keep busy."""
+    worker_threads: int = Field(1, ge=1)
+    """Torch threads of each Ray worker."""
+    ray: Ray = Ray()
+
+    def torch_device(self) -> torch.device:
+        """The device.
+
+        Raises:
+            BadInput: it does not exist here.
+        """
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            device = torch.device(self.device)
+        except RuntimeError:
+            raise BadInput(f"machine.device: expected auto, cpu or cuda[:index], got {self.device!r}") from None
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise BadInput(
+                f"machine.device: {self.device!r} asked for, but this machine has {torch.cuda.device_count()} CUDA devices; use cpu or auto"
+            )
+        if device.type not in {"cpu", "cuda"}:
+            raise BadInput(f"machine.device: expected auto, cpu or cuda[:index], got {self.device!r}")
+        return device
+
+    def own_threads(self, busy: int) -> int:
+        """Torch threads of this process where `busy` other workers compute beside it."""
+        return self.threads or max(1, (os.cpu_count() or 1) - busy)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """An agent's settings, and how many of each worker share it."""
+
+    seed: int
+    envs: Envs.Config
+    actor: Actor.Config
+    algorithm: Algorithm.Config
+    storage: Storage.Config
+    observation_space: gymnasium.Space
+    action_space: gymnasium.Space
+    machine: Machine
+    collectors: int  # over all gradient workers
+    gradient_workers: int
+    steps_per_round: int  # optimiser steps between two pulls of rollouts
+    paths: tuple[str, ...] = ()  # folders to import the user's own components from
+
+    def compute(self) -> Compute:
+        """Device and precision of this worker."""
+        return Compute(self.machine.torch_device(), self.machine.precision)
+
+    def make_actor(self) -> Any:
+        """The actor, with the run's initial weights."""
+        with torch.random.fork_rng():
+            torch.manual_seed(seed_of(self.seed, Role.WEIGHTS))
+            return self.actor.build(observation_space=self.observation_space, action_space=self.action_space)
+
+    def make_algorithm(self, number: int = 0) -> Any:
+        """The algorithm of gradient worker `number`, with an actor of its own."""
+        shuffle = generator(self.seed, Role.LEARNING, number)
+        actor = self.make_actor()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed_of(self.seed, Role.WEIGHTS, 1))
+            return self.algorithm.build(actor=actor, generator=shuffle)
+
+    def collector(self, number: int) -> Collector:
+        """Collector `number`, counted over all gradient workers."""
+        width = self.envs.count // self.collectors
+        numbers = range(number * width, (number + 1) * width)
+        envs = self.envs.build(numbers=numbers, seeds=[seed_of(self.seed, Role.ENV, n) for n in numbers], training=True)
+        compute = self.compute()
+        chance = generator(self.seed, Role.ACTION, number, compute.device)
+        return Collector(envs=envs, actor=self.make_actor(), horizon=self.storage.horizon, generator=chance, compute=compute)
+
+    def gradient_worker(self, number: int, start_collection: Callable[[], Any]) -> GradientWorker:
+        """Gradient worker `number`."""
+        storage = self.storage.build(batch=self.storage.batch // self.gradient_workers, generator=generator(self.seed, Role.REPLAY, number))
+        return GradientWorker(
+            algorithm=self.make_algorithm(number), storage=storage, collection=start_collection(),
+            steps_per_round=self.steps_per_round, compute=self.compute(),
+        )  # fmt: skip

@@ -1,0 +1,172 @@
+"""Workers as Ray actors: processes on this machine or a cluster. The one module that imports ray.
+
+Weights are put into the object store once per version; rollouts come back as read-only numpy arrays, without a copy on
+the same machine. A cluster that this process started listens on loopback alone, without a dashboard, and ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import traceback
+from concurrent.futures import Future
+from typing import Any, cast
+
+# Without it Ray resolves 127.0.0.1 to this machine's outer address on Linux, and listens there.
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a worker without GPUs keeps CUDA_VISIBLE_DEVICES
+
+import ray
+import torch
+from ray import cloudpickle
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+
+from modrl.config import BadInput
+from modrl.messages import Weights
+from modrl.scheme.places.base import Factory, WorkerError
+from modrl.tree import to_numpy
+
+STARTING_SECONDS = 120.0
+"""How long a worker may take to start: imports, environments, networks."""
+CLOSING_SECONDS = 5.0
+"""How long a worker may take to close its environments before its process is ended."""
+
+
+class Cluster:
+    """The Ray cluster that this process uses; shut down at the end if it was started here."""
+
+    def __init__(self, address: str, object_store: int | None) -> None:
+        self.started = not ray.is_initialized()
+        self.local = address == "local"
+        if not self.started:
+            return
+        options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": True, "include_dashboard": False}
+        if self.local:
+            options |= {"address": "local", "_node_ip_address": "127.0.0.1", "object_store_memory": object_store}
+        else:
+            options["address"] = address
+        with contextlib.suppress(KeyError):
+            del os.environ["RAY_ADDRESS"]  # the experiment's file decides
+        try:
+            ray.init(**options)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise BadInput(f"machine.ray.address: cannot connect to the Ray cluster at {address!r}: {error}") from error
+
+    def require(self, wanted: dict[str, float]) -> None:
+        """Refuses at once what the cluster does not have.
+
+        Raises:
+            BadInput: names the resource, what is asked for, and what is there.
+        """
+        there, free = ray.cluster_resources(), ray.available_resources()
+        for resource, amount in wanted.items():
+            if amount > there.get(resource, 0.0) + 1e-6:
+                raise BadInput(
+                    f"the scheme asks for {amount:g} {resource} over all its Ray workers, but the cluster has {there.get(resource, 0.0):g}; "
+                    "use fewer workers or set their resources"
+                )
+            if amount > free.get(resource, 0.0) + 1e-6:
+                raise BadInput(
+                    f"the scheme asks for {amount:g} {resource} over all its Ray workers, but only {free.get(resource, 0.0):g} of "
+                    f"{there[resource]:g} are free; wait for other jobs to end or use fewer workers"
+                )
+
+    def close(self) -> None:
+        """Leaves the cluster as it was found."""
+        if self.started:
+            ray.shutdown()
+
+
+class _Remote:
+    """The process side of a worker: makes it, and runs its methods."""
+
+    def __init__(self, name: str, paths: list[str], threads: int) -> None:
+        sys.path[:0] = [path for path in paths if path not in sys.path]
+        torch.set_num_threads(threads)
+        self.name = name
+        self.worker: Any = None
+
+    def start(self, payload: bytes) -> Any:
+        return self._run(lambda: setattr(self, "worker", cloudpickle.loads(payload)()))
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        return self._run(lambda: to_numpy(getattr(self.worker, method)(*arguments)))
+
+    def _run(self, function: Any) -> Any:
+        try:
+            return function()
+        except WorkerError as error:
+            return error
+        except Exception:  # to be raised in the caller: the original may not survive pickling
+            return WorkerError(self.name, traceback.format_exc())
+
+
+class RayWorker:
+    """A worker in a Ray actor."""
+
+    def __init__(self, name: str, factory: Factory, resources: dict[str, float], paths: list[str], threads: int = 1) -> None:
+        self.name = name
+        extra = {key: value for key, value in resources.items() if key not in {"CPU", "GPU"}}
+        options = {"num_cpus": resources.get("CPU", 0), "num_gpus": resources.get("GPU", 0), "resources": extra}
+        self.actor = cast(Any, ray.remote(_Remote).options(**options).remote(name, paths, threads))
+        self._started = self.actor.start.remote(cloudpickle.dumps(factory))
+
+    def wait_started(self) -> None:
+        """Until the worker exists.
+
+        Raises:
+            WorkerError: it could not be made.
+        """
+        try:
+            answer = ray.get(self._started, timeout=STARTING_SECONDS)
+        except GetTimeoutError:
+            raise WorkerError(
+                self.name, f"did not start within {STARTING_SECONDS:g} s: no free place in the cluster, or a hanging environment"
+            ) from None
+        except RayError as error:
+            raise WorkerError(self.name, _died(error)) from error
+        if isinstance(answer, WorkerError):
+            raise answer
+
+    def submit(self, method: str, *arguments: Any) -> Future[Any]:
+        """Queues a task; its numpy results are read-only."""
+        future: Future[Any] = Future()
+        reference = self.actor.call.remote(method, *arguments)
+        reference.future().add_done_callback(lambda done: self._pass_on(done, future))
+        return future
+
+    def _pass_on(self, done: Future[Any], future: Future[Any]) -> None:
+        error = done.exception()
+        result = done.result() if error is None else WorkerError(self.name, _died(error))
+        if isinstance(result, WorkerError):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    def close(self) -> None:
+        """Closes the worker, then ends its process."""
+        with contextlib.suppress(RayError):
+            ray.get(self.actor.call.remote("close"), timeout=CLOSING_SECONDS)
+        with contextlib.suppress(RayError):
+            ray.kill(self.actor)
+
+
+def _died(error: BaseException) -> str:
+    return f"its process died: {error}" if isinstance(error, RayActorError) else f"{type(error).__name__}: {error}"
+
+
+class Share:
+    """Puts a version of the weights into the object store once, however many workers get it."""
+
+    def __init__(self) -> None:
+        self._weights: Weights | None = None
+        self._reference: Any = None
+
+    def __call__(self, weights: Weights) -> Any:
+        """What to hand to workers in place of the weights."""
+        if self._weights is None or weights.version != self._weights.version or weights.learning.keys() != self._weights.learning.keys():
+            self._weights, self._reference = weights, ray.put(to_numpy(weights))
+        return self._reference

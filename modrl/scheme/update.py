@@ -1,0 +1,87 @@
+"""The updater: keeps the ledger (version, env steps) and the optimisers, applies gradients, hands out weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from modrl.agent.algorithms.base import Algorithm
+from modrl.agent.optimizers import Optimizer
+from modrl.messages import Gradient, Weights
+from modrl.scheme.compute import load, snapshot
+from modrl.tree import to_torch
+
+Record = Callable[[Sequence[Gradient], Sequence[int], dict[str, float]], None]
+"""Told of every update: the gradients, their lags in versions, and what the optimiser says (learning_rate, grad_norm)."""
+
+
+class Updater:
+    """Holds the one authoritative copy of the weights."""
+
+    def __init__(self, *, algorithm: Algorithm, optimizer: Optimizer.Config, steps: int, record: Record) -> None:
+        self.algorithm = algorithm
+        self.steps = steps
+        self.record = record
+        self.optimizers: dict[str, Optimizer] = {name: optimizer.build(parameters=p) for name, p in algorithm.parameters().items()}
+        self.version = 0  # optimiser steps
+        self.env_steps = 0
+
+    @property
+    def progress(self) -> float:
+        """The share of the run's env steps that is done, in [0, 1]."""
+        return min(1.0, self.env_steps / self.steps)
+
+    def weights(self) -> Weights:
+        """A snapshot of the weights as they are now."""
+        acting = snapshot([("actor", self.algorithm.actor)])["actor"]
+        return Weights(self.version, self.progress, acting, snapshot(self.algorithm.modules().items()))
+
+    def apply(self, gradients: Sequence[Gradient]) -> Weights:
+        """The weights after one optimiser step on the sum of these gradients.
+
+        Raises:
+            FloatingPointError: a gradient is not finite; nothing was applied.
+        """
+        total = sum(gradient.weight for gradient in gradients)
+        lags = [self.version - gradient.version for gradient in gradients]
+        said: dict[str, float] = {}
+        if total:  # else every loss was empty: a batch that was given up early
+            for name, tensors in _sum(gradients).items():
+                if self.algorithm.config.reduction == "mean":
+                    torch._foreach_div_(tensors, float(total))
+                said |= self.optimizers[name].step(tensors, self.progress)
+            self.version += 1
+        self.env_steps += sum(gradient.env_steps for gradient in gradients)
+        self.record(gradients, lags, said)
+        return self.weights()
+
+    def state(self) -> dict[str, Any]:
+        """Plain data to continue from."""
+        weights = self.weights()
+        return {
+            "version": self.version, "env_steps": self.env_steps, "acting": weights.acting, "learning": weights.learning,
+            "optimizers": {name: optimizer.state() for name, optimizer in self.optimizers.items()},
+        }  # fmt: skip
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continues from `state`."""
+        load(self.algorithm.actor, state["acting"])
+        for name, module in self.algorithm.modules().items():
+            load(module, state["learning"][name])
+        for name, optimizer in self.optimizers.items():
+            optimizer.restore(state["optimizers"][name])
+        self.version, self.env_steps = state["version"], state["env_steps"]
+
+
+def _sum(gradients: Sequence[Gradient]) -> dict[str, list[torch.Tensor]]:
+    """Tensors by optimiser, added up in the order given."""
+    total: dict[str, list[torch.Tensor]] = {}
+    for gradient in gradients:
+        for name, tensors in to_torch(gradient.tensors).items():
+            if name in total:
+                torch._foreach_add_(total[name], tensors)
+            else:
+                total[name] = list(tensors)
+    return total
