@@ -51,45 +51,37 @@ def _text(value: Any) -> str:
 
 def implications(experiment: Experiment) -> Iterator[tuple[str, str]]:
     """Sizes, counts and bounds that the settings lead to, and where the scheme changes the mathematics."""
-    scheme, storage = experiment.scheme, experiment.storage
-    collection, gradient = scheme.collection, scheme.gradient
+    storage, collection, gradient = experiment.storage, experiment.scheme.collection, experiment.scheme.gradient
     plan = experiment.plan()
-    losses = plan.losses_per_batch
+    width = experiment.envs.count // experiment.collectors
     share = storage.batch // gradient.workers
-    yield (
-        "workers:",
-        f"{gradient.workers} gradient ({gradient.place}) × {collection.workers} collectors ({collection.place}), {experiment.envs.count // experiment.collectors} envs each",
-    )
-    yield "rollout:", f"{storage.horizon} steps × {experiment.envs.count // experiment.collectors} columns"
-    applied = share if gradient.alone else storage.batch
-    yield (
-        "effective batch:",
-        f"{applied} columns × {storage.horizon} steps = {applied * storage.horizon} samples per update"
-        + (
-            f", of which {experiment.fresh_columns * (1 if gradient.alone else gradient.workers)} columns fresh"
-            if experiment.fresh_columns != share
-            else ""
-        ),
-    )
-    fresh_steps = experiment.fresh_columns * gradient.workers * storage.horizon
-    yield "updates:", f"{losses} per batch; about {experiment.steps * losses * (gradient.workers if gradient.alone else 1) // fresh_steps:,} in all"
-    yield "frames:", f"{experiment.steps * plan.action_repeat:,} ({plan.action_repeat} per agent step)"
+    updates_of = gradient.workers if gradient.alone else 1  # of one batch
+    columns, fresh = storage.batch // updates_of, experiment.fresh_columns * gradient.workers // updates_of
+    yield "workers:", f"{gradient.workers} gradient ({gradient.place}) × {collection.workers} collectors ({collection.place}), {width} envs each"
+    yield "rollout:", f"{storage.horizon} steps × {width} columns"
+    replayed = f", {fresh} of the columns fresh" if fresh != columns else ""
+    yield "effective batch:", f"{columns} columns × {storage.horizon} steps = {columns * storage.horizon} samples per update{replayed}"
+    updates = experiment.steps * plan.losses_per_batch // (fresh * storage.horizon)
+    yield "updates:", f"{plan.losses_per_batch * updates_of} per batch, about {updates:,} in all"
+    yield "frames:", f"{experiment.steps * plan.action_repeat:,}, {plan.action_repeat} per agent step"
+    yield from _lags(experiment)
+    if gradient.alone:
+        yield "note:", f"each worker's share is applied alone: {gradient.workers} updates of {share} columns where a combined scheme makes one"
+    if gradient.workers > 1 and getattr(experiment.algorithm, "normalize_advantages", False):
+        yield "note:", "advantages are normalised within each worker's share, not over the whole batch"
+
+
+def _lags(experiment: Experiment) -> Iterator[tuple[str, str]]:
+    collection, gradient = experiment.scheme.collection, experiment.scheme.gradient
     bound = collection.lag_bound
     if gradient.alone:
         assert gradient.max_lag is not None
-        yield "gradient lag:", f"at most {gradient.max_lag * gradient.taken} applied gradients ({gradient.max_lag} pulls of {gradient.taken})"
+        yield "gradient lag:", f"at most {gradient.max_lag * gradient.taken} applied gradients"
         bound = -(-bound * (gradient.max_lag + 1) // gradient.workers)
     else:
-        yield "gradient lag:", "0: every gradient is applied to the weights it was computed on"
-    exactly = collection.gather == "all" and not gradient.alone and bound and experiment.columns_per_pull >= experiment.fresh_columns
-    yield (
-        "policy lag:",
-        f"{'exactly' if exactly else 'at most'} {bound} rounds" + (" after the first" + (" rounds" if bound > 1 else "") if exactly else ""),
-    )
-    if gradient.alone:
-        yield (
-            "note:",
-            f"each worker's share ({share} columns) is applied alone: {gradient.workers} updates from 1/{gradient.workers} of the batch each, where a combined scheme makes one",
-        )
-    if gradient.workers > 1 and getattr(experiment.algorithm, "normalize_advantages", False):
-        yield "note:", "advantages are normalised within each worker's share, not over the whole batch"
+        yield "gradient lag:", "0: gradients are applied to the weights they were computed on"
+    exact = collection.gather == "all" and not gradient.alone and experiment.columns_per_pull >= experiment.fresh_columns
+    if exact and bound:
+        yield "policy lag:", f"exactly {bound} round{'s' if bound > 1 else ''}, after the first"
+    else:
+        yield "policy lag:", f"at most {bound} rounds" if bound else "0: rollouts are learned from by the weights that acted"

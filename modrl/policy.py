@@ -12,8 +12,8 @@ import torch
 from modrl import checkpoint, spaces
 from modrl.agent.actors.base import Actor, Memory
 from modrl.checkpoint import CheckpointError
-from modrl.experiment import Experiment
 from modrl.evaluation import Result, evaluate
+from modrl.experiment import Experiment
 from modrl.messages import Tree
 from modrl.run import make_evaluation_envs
 from modrl.rundir import RunDir

@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.runs import SMALL, small, state_of, table
 
 from modrl.checkpoint import newest
 from modrl.config import to_yaml
 from modrl.experiment import Experiment
 from modrl.scheme.places.base import WorkerError
+from tests.runs import SMALL, small, state_of, table
 
 ROOT = Path(__file__).parents[1]
 SCHEMES = ["local", "overlapped", "impala", "dppo"]

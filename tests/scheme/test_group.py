@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 import time
 from concurrent.futures import Future
@@ -193,9 +194,8 @@ def test_a_restored_group_goes_on_where_it_was():
     ],
 )
 def test_what_cannot_be_kept_is_refused_when_built(settings, text):
-    with pytest.raises(ValueError, match="") as error:
+    with pytest.raises(ValueError, match=re.escape(text)):
         Collection(**settings)
-    assert text in str(error.value)
 
 
 def test_a_bound_that_can_be_kept_is_admitted():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tests.runs import assert_equal_weights, small, table, trained, weights_of
 
 COLLECTORS = {"collection": {"workers": 2}}

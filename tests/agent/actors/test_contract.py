@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 
 from modrl.agent.actors import ActorCritic
-from modrl.tree import leaves, to_numpy
+from modrl.tree import leaves, to_numpy, tree_map
 from tests.agent.actors.playing import pixels, play, vector, without_bootstrap
 
 NESTED = spaces.Dict({"camera": spaces.Dict({"left": pixels(1, 36, 36)}), "goal": spaces.Tuple((vector(2), spaces.Discrete(3, start=1)))})
@@ -147,6 +147,8 @@ def test_half_precision_stays_inside(case):
     with torch.autocast("cpu", torch.bfloat16):
         batch, _, after = play(actor, rollouts=1)[0]
         out = actor(batch)
+        greedy = actor.act(tree_map(lambda x: x[0], batch.obs), batch.first[0], actor.initial_memory(3), greedy=True)
+    assert all(x.dtype != torch.bfloat16 for x in leaves(greedy.action))
     assert batch.behaviour["log_prob"].dtype == batch.behaviour["value"].dtype == out.value.dtype == torch.float32
     assert all(x.dtype != torch.bfloat16 for x in leaves((after, batch.action)))
 

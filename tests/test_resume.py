@@ -1,0 +1,200 @@
+"""Checkpoints and going on from them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from modrl import checkpoint
+from modrl.checkpoint import CheckpointError
+from modrl.config import to_yaml
+from modrl.messages import Episode, Rollout
+from modrl.rundir import RunDirError
+from tests.runs import SMALL, assert_equal_weights, small, state_of, table, trained, weights_of
+
+STEPS = 8 * 5  # of one update
+
+
+def twenty(updates=20, **changes):
+    """A run of so many updates whose schedules run over twenty."""
+    changes = {"optimizer": {"name": "rmsprop", "lr": {"linear": [1e-2, 1e-2]}, "eps": 0.01}, **changes}
+    return small(steps=updates * STEPS, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"envs": {"name": "gym", "id": "modrl/Catch-v0", "count": 8}, "actor": {"name": "actor_critic", "torso": "mlp", "memory": {"name": "lstm", "size": 8}, "last_action": True, "last_reward": True}},
+        {"algorithm": {"name": "ppo", "epochs": 2, "minibatches": 2, "reward": "none"}},
+        {"storage": {"name": "replay", "horizon": 5, "batch": 16}, "checkpoint": {"storage": True}},
+        {"scheme": "sebulba"},
+        {"scheme": {"gradient": {"workers": 2, "place": "thread"}}},
+    ],
+    ids=["impala", "lstm", "ppo", "replay", "sebulba", "dppo in threads"],
+)  # fmt: skip
+def test_ten_updates_and_ten_more_are_twenty(changes, tmp_path):
+    straight = trained(twenty(**changes), tmp_path / "straight")
+    trained(twenty(10, **changes), tmp_path / "run")
+    resumed = trained(twenty(**changes), tmp_path / "run", resume=True)
+    assert resumed["updater"]["version"] == straight["updater"]["version"]
+    assert_equal_weights(weights_of(resumed), weights_of(straight), 1e-6)
+    one, other = table(tmp_path / "straight"), table(tmp_path / "run")
+    for name in ("updates", "env_steps", "episodes", "episode_return", "loss/total"):
+        assert [row[name] for row in one] == pytest.approx([row[name] for row in other])
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["restarts"][0]["episodes"] == "continued"
+
+
+def test_resuming_on_ray_goes_on_exactly(cluster, tmp_path):
+    scheme = {"gradient": {"workers": 2, "place": "ray"}, "collection": {"place": "ray", "workers": 2}}
+    straight = trained(twenty(scheme=scheme), tmp_path / "straight")
+    trained(twenty(10, scheme=scheme), tmp_path / "run")
+    resumed = trained(twenty(scheme=scheme), tmp_path / "run", resume=True)
+    assert_equal_weights(weights_of(resumed), weights_of(straight), 1e-6)
+
+
+def test_checkpoints_in_mid_run_change_nothing(tmp_path):
+    changes = {"algorithm": {"name": "ppo", "epochs": 2, "minibatches": 2}, "scheme": "sebulba"}
+    plain = trained(twenty(**changes), tmp_path / "plain")
+    saved = trained(twenty(**changes, checkpoint={"every": 2 * STEPS, "keep": 100}), tmp_path / "saved")
+    assert len(checkpoint.found(tmp_path / "saved" / "checkpoints")) == 10
+    assert_equal_weights(weights_of(plain), weights_of(saved))
+
+
+def test_envs_that_cannot_be_saved_start_new_episodes_and_the_run_says_so(tmp_path):
+    envs = {"name": "gym", "id": "CartPole-v1", "count": 8}
+    trained(twenty(10, envs=envs), tmp_path / "run")
+    trained(twenty(envs=envs), tmp_path / "run", resume=True)
+    info = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert [(restart["env_steps"], restart["episodes"]) for restart in info["restarts"]] == [(400, "new")]
+    assert info["status"] == "finished"
+    assert table(tmp_path / "run")[-1]["updates"] == 20
+
+
+def test_a_finished_run_is_left_alone(tmp_path):
+    trained(twenty(), tmp_path / "run")
+    before = (tmp_path / "run" / "metrics.csv").read_text()
+    result = twenty().run(tmp_path / "run", resume=True)
+    assert result.env_steps == 20 * STEPS
+    assert (tmp_path / "run" / "metrics.csv").read_text() == before
+
+
+def test_schedules_and_counters_go_on(tmp_path):
+    decaying = {"optimizer": {"name": "adam", "lr": {"linear": [6e-4, 0]}}}
+    stream = small(**decaying).stream(tmp_path / "run")
+    for row in stream:
+        if row["updates"] == 5:
+            stream.close()
+            break
+    resumed = list(small(**decaying).stream(tmp_path / "run", resume=True))
+    assert resumed[0]["learning_rate"] == pytest.approx(6e-4 * (1 - 5 / 20))
+    assert resumed[0]["updates"] == 6
+    assert [row["updates"] for row in table(tmp_path / "run")] == list(range(1, 21))
+
+
+def test_a_new_setting_given_at_resume_wins(tmp_path):
+    trained(small(steps=400), tmp_path / "run")
+    trained(small(optimizer={"name": "adam", "lr": 5e-5, "max_grad_norm": 40}), tmp_path / "run", resume=True)
+    assert [row["learning_rate"] for row in table(tmp_path / "run")] == [1e-3] * 10 + [5e-5] * 10
+
+
+def test_a_used_directory_is_refused_and_resume_needs_one(tmp_path):
+    small(steps=STEPS).run(tmp_path / "run")
+    with pytest.raises(RunDirError, match="is not empty; choose another --run-dir"):
+        small(steps=STEPS).run(tmp_path / "run")
+    with pytest.raises(RunDirError, match="needs --run-dir"):
+        small(steps=STEPS).run(resume=True)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("mine")
+    with pytest.raises(RunDirError, match="holds no run"):
+        small(steps=STEPS).run(tmp_path / "other", resume=True)
+    assert [file.name for file in (tmp_path / "other").iterdir()] == ["thesis.tex"]
+
+
+def test_resume_starts_a_run_where_there_is_none(tmp_path):
+    assert trained(small(steps=STEPS), tmp_path / "run", resume=True)["updater"]["version"] == 1
+
+
+# --- the files ---
+
+
+def test_a_tree_comes_back_as_it_was(tmp_path):
+    rollout = Rollout(
+        {"a": np.zeros((3, 2), np.uint8)}, np.ones((3, 2), bool), np.arange(4).reshape(2, 2), np.ones((2, 2), np.float32),
+        np.zeros((2, 2), bool), np.zeros((2, 2), bool), None, None, (), {"log_prob": np.zeros((2, 2))}, 3, (Episode(1.5, 3, 0, {"x": 1.0}),),
+    )  # fmt: skip
+    tree = {"n": 2**100, "text": "ü", "none": None, "list": [1, (2.5, True)], "ints": {3: torch.arange(3)}, "rollout": rollout, "nan": float("inf")}
+    checkpoint.save(tmp_path / "1.safetensors", tree)
+    again = checkpoint.load(tmp_path / "1.safetensors")
+    assert {key: again[key] for key in ("n", "text", "none", "list", "nan")} == {key: tree[key] for key in ("n", "text", "none", "list", "nan")}
+    assert again["ints"][3].tolist() == [0, 1, 2]
+    assert again["rollout"].obs["a"].dtype == np.uint8
+    assert again["rollout"].episodes == rollout.episodes
+    assert again["rollout"].memory == ()
+
+
+def test_what_is_no_plain_data_is_refused(tmp_path):
+    with pytest.raises(TypeError, match="cannot store a object at 'a/0'"):
+        checkpoint.save(tmp_path / "1.safetensors", {"a": [object()]})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_newest_checkpoint_is_skipped_and_ten_is_newer_than_nine(tmp_path, caplog):
+    for number in (9, 10, 100):
+        checkpoint.save(tmp_path / f"{number}.safetensors", {"number": number})
+    whole = (tmp_path / "100.safetensors").read_bytes()
+    (tmp_path / "100.safetensors").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / ".200.safetensors.17").write_bytes(b"half")
+    path, state, wrong = checkpoint.newest(tmp_path)
+    assert (path.name, state) == ("10.safetensors", {"number": 10})
+    assert "100.safetensors" in wrong[0]
+    with pytest.raises(CheckpointError, match="not a complete checkpoint"):
+        checkpoint.load(tmp_path / "100.safetensors")
+    checkpoint.keep_newest(tmp_path, 2)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["10.safetensors", "100.safetensors"]
+
+
+KILLED_WHILE_SAVING = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from modrl import checkpoint
+folder = Path(sys.argv[1])
+checkpoint.save(folder / "10.safetensors", {"x": torch.ones(10)})
+def dies(descriptor): os.kill(os.getpid(), signal.SIGKILL)
+checkpoint.os.fsync = dies
+checkpoint.save(folder / "20.safetensors", {"x": torch.ones(10)})
+"""
+
+
+def test_a_kill_while_saving_leaves_the_last_good_one(tmp_path):
+    done = subprocess.run([sys.executable, "-c", KILLED_WHILE_SAVING, str(tmp_path)], cwd=Path(__file__).parents[1], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 2  # the good one, and a leftover that is ignored
+    path, _, wrong = checkpoint.newest(tmp_path)
+    assert (path.name, wrong) == ("10.safetensors", [])
+
+
+def test_a_killed_driver_goes_on_from_its_last_checkpoint(tmp_path):
+    (tmp_path / "long.yaml").write_text(to_yaml({**SMALL, "steps": 100_000_000, "checkpoint": {"every": STEPS * 10}}))
+    words = [sys.executable, "-m", "modrl", "train", str(tmp_path / "long.yaml"), "--run-dir", str(tmp_path / "run")]
+    process = subprocess.Popen(words, cwd=Path(__file__).parents[1], stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while len(checkpoint.found(tmp_path / "run" / "checkpoints")) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    saved = state_of(tmp_path / "run")["updater"]["env_steps"]
+    trained(small(steps=saved + 10 * STEPS), tmp_path / "run", resume=True)
+    updates = [row["updates"] for row in table(tmp_path / "run")]
+    assert updates == list(range(1, len(updates) + 1))
+    assert updates[-1] == saved // STEPS + 10
