@@ -152,12 +152,16 @@ def schema() -> None:
 @app.command()
 def explain(file: File, overrides: Overrides = None) -> None:
     """Say what an experiment is and implies, and where each value comes from."""
-    from modrl.explain import explain as lines
+    from modrl.experiment import Experiment
+    from modrl.explain import implications, values
 
-    table = Table(box=None, show_header=False, padding=(0, 3, 0, 0))
-    for what, why in lines(file, overrides or []):
-        table.add_row(what, why)
-    out.print(table)
+    experiment = Experiment.load(file, overrides or [])
+    for lines in (values(experiment, file, overrides or []), implications(experiment)):
+        table = Table(box=None, show_header=False, padding=(0, 3, 0, 0))
+        for what, why in lines:
+            table.add_row(what, why)
+        out.print(table)
+        out.print()
 
 
 def main() -> NoReturn:

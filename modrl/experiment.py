@@ -258,7 +258,7 @@ def document(path: Path, overrides: Sequence[str] = ()) -> Document:
     except ValueError as error:
         where = result.origins.get(("scheme", "preset"), result.origins.get(("scheme",), Origin(str(path))))
         raise ConfigError([Problem(("scheme",), str(error), where)], str(path)) from None
-    origins = result.origins | {("scheme", *key): origin for key, origin in expanded.origins.items()}
+    origins = {("scheme", *key): origin for key, origin in expanded.origins.items()} | result.origins
     return Document({**result.data, "scheme": expanded.data}, origins)
 
 

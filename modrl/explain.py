@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,9 @@ from modrl.experiment import Experiment, document
 SELECTORS = ("name", "preset")
 
 
-def explain(path: Path, overrides: list[str]) -> Iterator[tuple[str, str]]:
-    """Lines of two parts: what, and where from or why."""
-    experiment = Experiment.load(path, overrides)
-    origins = document(path, overrides).origins
-    yield from _values(experiment.to_dict(), (), origins)
-    yield "", ""
-    yield from implications(experiment)
+def values(experiment: Experiment, path: Path, overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The resolved file line by line, and where each value comes from."""
+    return _values(experiment.to_dict(), (), document(path, overrides).origins)
 
 
 def _values(data: Any, path: Path_, origins: dict[Path_, Origin]) -> Iterator[tuple[str, str]]:

@@ -20,6 +20,7 @@ from modrl.rundir import RunDir
 from modrl.scheme.compute import load as load_weights
 from modrl.seeding import Role, generator
 from modrl.tree import tree_map
+from modrl.video import recording
 
 
 class Policy:
@@ -97,9 +98,10 @@ def play(
     """
     experiment, state = load_run(run_dir, checkpoint)
     seed = experiment.seed if seed is None else seed
-    envs = make_evaluation_envs(experiment.envs, seed, episodes)
+    envs = make_evaluation_envs(experiment.envs if video is None else experiment.envs.showing(), seed, episodes)
     try:
-        with _recorder(envs, video) as watch:
+        with recording(video) as record:
+            watch = (lambda: None) if record is None else (lambda: record(envs.frame()))
             return evaluate(make_actor(experiment, state), envs, episodes, greedy=greedy, generator=generator(seed, Role.EVAL_ACTION), watch=watch)
     finally:
         envs.close()

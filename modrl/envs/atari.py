@@ -79,10 +79,15 @@ class Atari(Vector, name="atari"):
         return np.array([seed % 2**31 for seed in self.seeds], np.int64)  # all that ale-py takes
 
     def adopt(self, obs: Any) -> Tree:
+        self.seen = obs[0, -1]
         if not self.config.grey:  # [B, stack, H, W, 3]
             batch, frames, height, width, colours = obs.shape
             return np.moveaxis(obs, 4, 2).reshape(batch, frames * colours, height, width)
         return obs  # ale-py gives new arrays in every step
+
+    def frame(self) -> np.ndarray:
+        """What the policy saw last, at its own size."""
+        return self.seen if self.seen.ndim == 3 else np.repeat(self.seen[..., None], 3, axis=2)
 
     def over(self, terminated: np.ndarray, truncated: np.ndarray, info: dict[str, Any]) -> np.ndarray:
         # A lost life only sets `terminated`. A new game starts to count its own frames anew, on top of all frames so far.

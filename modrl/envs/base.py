@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import gymnasium
 import numpy as np
@@ -49,6 +49,10 @@ class Envs(Component, ABC, kind="envs"):
         count: int = Field(1, ge=1)
         """All environments, dealt out over the collectors."""
 
+        def showing(self) -> Self:
+            """These settings, of environments that `frame` can be asked of."""
+            return self
+
     observation_space: gymnasium.Space  # of one environment
     action_space: gymnasium.Space  # of one environment
     action_repeat: int = 1  # frames per agent step
@@ -72,6 +76,10 @@ class Envs(Component, ABC, kind="envs"):
     @abstractmethod
     def close(self) -> None:
         """Ends every environment; may be called twice."""
+
+    def frame(self) -> np.ndarray:
+        """What the first environment shows now [H, W, 3] uint8; the settings have to be `showing`."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be shown")
 
     def state(self) -> Any:
         """Plain data (numbers, text, arrays, dicts, lists) from which `restore` continues exactly."""

@@ -67,6 +67,10 @@ class Gym(Vector, name="gym"):
                 raise ValueError(f"start_method: takes effect with vectorization 'async' only, not {self.vectorization!r}")
             return self
 
+        def showing(self) -> Self:
+            """One after another here, drawn into arrays."""
+            return self.model_copy(update={"kwargs": {**self.kwargs, "render_mode": "rgb_array"}, "vectorization": "sync", "start_method": None})
+
         def __getstate__(self) -> dict[Any, Any]:
             return {**super().__getstate__(), "registration": registration(self.id)}
 
@@ -91,6 +95,12 @@ class Gym(Vector, name="gym"):
         if self.config.vectorization == "vector_entry_point":  # one generator for all columns
             return int(np.random.SeedSequence(self.seeds).generate_state(1)[0])
         return super().seed()
+
+    def frame(self) -> np.ndarray:
+        shown = self._members()[0].render()
+        if not isinstance(shown, np.ndarray):
+            raise NotImplementedError(f"{self.config.id} cannot be drawn: its render() gave {type(shown).__name__}")
+        return shown
 
     def state(self) -> Any:
         if not self.exact:
