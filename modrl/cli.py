@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -12,6 +13,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 app = typer.Typer(
@@ -123,16 +125,25 @@ def schemes(name: Annotated[str | None, typer.Argument(help="one scheme, as its 
     from modrl.scheme.scheme import expand, preset_text, presets
 
     if name is not None:
-        from modrl.config import Document
+        from modrl.config import BadInput, Document
 
-        expand(Document({"preset": name}, {}))  # refuses an unknown name
+        try:
+            expand(Document({"preset": name}, {}))
+        except ValueError as error:
+            raise BadInput(str(error)) from None
         out.print(preset_text(name).rstrip(), markup=False, soft_wrap=True)
         return
     table = Table("scheme", "collection", "gradient", "what it is", box=None, header_style="bold", padding=(0, 2, 0, 0))
     for known, document in presets().items():
-        first = preset_text(known).splitlines()[0].removeprefix("# ")
-        table.add_row(known, _group_text(document.data["collection"]), _group_text(document.data["gradient"]), first)
+        table.add_row(known, _group_text(document.data["collection"]), _group_text(document.data["gradient"]), _first_sentence(preset_text(known)))
     out.print(table)
+
+
+def _first_sentence(text: str) -> str:
+    """Of the comment that a file begins with."""
+    lines = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
+    comment = " ".join(line.removeprefix("#").strip() for line in lines)
+    return comment.partition(". ")[0].rstrip(".") + "."
 
 
 def _group_text(group: dict[str, Any]) -> str:
@@ -156,10 +167,10 @@ def explain(file: File, overrides: Overrides = None) -> None:
     from modrl.explain import implications, values
 
     experiment = Experiment.load(file, overrides or [])
-    for lines in (values(experiment, file, overrides or []), implications(experiment)):
+    for lines in (list(values(experiment, file, overrides or [])), list(implications(experiment))):
         table = Table(box=None, show_header=False, padding=(0, 3, 0, 0))
         for what, why in lines:
-            table.add_row(what, why)
+            table.add_row(escape(what), escape(why))
         out.print(table)
         out.print()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,7 @@ from modrl.config import (
     to_yaml,
     validate,
 )
-from modrl.envs.base import Envs, probe
+from modrl.envs.base import Envs, Probe, probe
 from modrl.metrics import Row
 from modrl.run import Plan, Run
 from modrl.rundir import RunDir, RunDirError, default_path
@@ -68,7 +69,7 @@ class Experiment(Settings):
     algorithm: Algorithm.Config
     optimizer: Optimizer.Config
     storage: Storage.Config
-    scheme: Scheme.Config = Field(default_factory=Scheme.Config, validate_default=True)
+    scheme: Scheme.Config = Field(default_factory=lambda: Scheme.Config(preset="local"))
     evaluation: Evaluation | None = None
     checkpoint: Checkpointing = Field(default_factory=Checkpointing)
     logging: Logging = Field(default_factory=Logging)
@@ -194,7 +195,7 @@ class Experiment(Settings):
         """A run in its directory, ready to stream; None: `resume`, and it is finished already.
 
         Raises:
-            RunDirError: the directory holds another run, or `resume` without a directory.
+            RunDirError: the directory holds another run or cannot be written to, or `resume` without a directory.
         """
         if resume and run_dir is None:
             raise RunDirError("--resume needs --run-dir: which run is to go on?")
@@ -209,7 +210,11 @@ class Experiment(Settings):
                 return None, directory
             directory.experiment.write_text(to_yaml(self.to_dict()), "utf-8")
         else:
-            run = Run(plan, directory, directory.begin(to_yaml(self.to_dict()), import_folders(self)), resume=False)
+            try:
+                info = directory.begin(to_yaml(self.to_dict()), import_folders(self))
+            except OSError as error:
+                raise RunDirError(f"cannot write to {directory.path}: {error.strerror}") from error
+            run = Run(plan, directory, info, resume=False)
         return run, directory
 
     def plan(self) -> Plan:
@@ -229,7 +234,7 @@ class Experiment(Settings):
         device = self.machine.torch_device()
         if self.machine.precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
             raise BadInput("machine.precision: this GPU has no bf16; use fp32")
-        observation_space, action_space, action_repeat = probe(self.envs)
+        observation_space, action_space, action_repeat = _probe(self.envs)
         parts = Parts(
             seed=self.seed, envs=self.envs, actor=self.actor, algorithm=self.algorithm, storage=self.storage,
             observation_space=observation_space, action_space=action_space, machine=self.machine, collectors=self.collectors,
@@ -238,6 +243,22 @@ class Experiment(Settings):
         losses = parts.make_algorithm().num_losses
         parts = Parts(**{**vars(parts), "steps_per_round": self.steps_per_round(losses)})
         return Plan(self.steps, parts, self.optimizer, self.scheme, self.evaluation, self.checkpoint, self.logging, action_repeat, losses)
+
+
+def _probe(config: Envs.Config) -> Probe:
+    """What the agent has to know of its environments.
+
+    Raises:
+        BadInput: they cannot be made; says what one raised, and where.
+    """
+    try:
+        return probe(config)
+    except Exception as error:  # an environment, its arguments or its wrappers may raise anything
+        *_, last = traceback.extract_tb(error.__traceback__)
+        if isinstance(error, ValueError) and Path(last.filename).is_relative_to(Path(__file__).parent):
+            raise BadInput(str(error)) from error  # modrl's own word on the matter
+        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise BadInput(f"envs: cannot be made with these settings: {what} ({Path(last.filename).name}:{last.lineno})") from error
 
 
 def document(path: Path, overrides: Sequence[str] = ()) -> Document:

@@ -78,6 +78,6 @@ def _lags(experiment: Experiment) -> Iterator[tuple[str, str]]:
         yield "gradient lag:", "0: gradients are applied to the weights they were computed on"
     exact = collection.gather == "all" and not gradient.alone and experiment.columns_per_pull >= experiment.fresh_columns
     if exact and bound:
-        yield "policy lag:", f"exactly {bound} round{'s' if bound > 1 else ''}, after the first"
+        yield "policy lag:", f"exactly {bound} rounds, after the first {bound}" if bound > 1 else "exactly 1 round, after the first"
     else:
         yield "policy lag:", f"at most {bound} rounds" if bound else "0: rollouts are learned from by the weights that acted"

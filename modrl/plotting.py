@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from modrl.config import read_file
+from modrl.config import BadInput, read_file
 from modrl.metrics import read_rows
 from modrl.rundir import RunDir, RunDirError
 
@@ -52,7 +52,7 @@ def plot(run_dirs: Sequence[str | Path], out: Path) -> Path:
 
     Raises:
         RunDirError: a directory holds no run.
-        ValueError: the file's ending is none that matplotlib can write.
+        BadInput: the file's ending is none that matplotlib can write, or it cannot be written to.
     """
     groups: dict[str, list[Curve]] = {}
     names: dict[str, str] = {}
@@ -69,7 +69,9 @@ def plot(run_dirs: Sequence[str | Path], out: Path) -> Path:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
+    endings = FigureCanvasAgg(figure).get_supported_filetypes()
+    if out.suffix.removeprefix(".").lower() not in endings:
+        raise BadInput(f"expected a picture file ending in one of {', '.join(endings)}, got {str(out)!r}")
     axes = figure.subplots(1, 2, sharey=True)
     for index, (key, curves) in enumerate(groups.items()):
         seeds = f", {len(curves)} seeds" if len(curves) > 1 else ""
@@ -81,8 +83,11 @@ def plot(run_dirs: Sequence[str | Path], out: Path) -> Path:
         ax.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("episode return (mean of the last 100)")
     axes[0].legend(frameon=False)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=120)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(out, dpi=120)
+    except OSError as error:
+        raise BadInput(f"cannot write to {out}: {error.strerror}") from error
     return out
 
 

@@ -74,6 +74,8 @@ def load_run(run_dir: str | Path, which: str | int = "latest") -> tuple[Experime
         if found is None:
             raise CheckpointError(f"{directory.path}: no whole checkpoint in it yet")
         return experiment, found[1]
+    if not str(which).isdecimal():
+        raise CheckpointError(f"expected a checkpoint's env steps, or latest, got {which!r}")
     path = checkpoint.path_of(directory.checkpoints, int(which))
     if not path.exists():
         known = ", ".join(file.stem for file in checkpoint.found(directory.checkpoints)) or "none"

@@ -89,7 +89,7 @@ class Run:
         """
         with contextlib.ExitStack() as stack:
             interrupt = stack.enter_context(listening())
-            stack.enter_context(_torch_threads(self.plan))
+            stack.enter_context(_torch_threads(self.plan, sum(p.numel() for p in self.updater.algorithm.actor.parameters())))
             scheme = Scheme(self.plan.scheme, self.plan.parts)
             stack.callback(self._evaluator.close)
             stack.callback(scheme.close)
@@ -228,14 +228,14 @@ def make_evaluation_envs(config: Envs.Config, seed: int, episodes: int) -> Envs:
 
 
 @contextlib.contextmanager
-def _torch_threads(plan: Plan) -> Iterator[None]:
+def _torch_threads(plan: Plan, weights: int) -> Iterator[None]:
     """This process's torch threads for the run; the caller's afterwards."""
     collection, gradient = plan.scheme.collection, plan.scheme.gradient
     beside = (collection.workers if collection.place != "here" and gradient.place != "ray" else 0) + (
         gradient.workers if gradient.place != "here" else 0
     )
     before = torch.get_num_threads()
-    torch.set_num_threads(plan.parts.machine.own_threads(beside))
+    torch.set_num_threads(plan.parts.machine.own_threads(beside, weights))
     try:
         yield
     finally:

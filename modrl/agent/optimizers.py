@@ -242,7 +242,9 @@ def _component(path: str, rule_class: type[torch.optim.Optimizer]) -> type[_Torc
 
 
 def _default(argument: inspect.Parameter) -> Any:
-    return ... if argument.default is inspect.Parameter.empty else argument.default
+    if argument.default is inspect.Parameter.empty:
+        return ...
+    return float(argument.default) if type(argument.default) is int else argument.default  # as `_type_of`: a file read back is the same
 
 
 def _type_of(default: Any) -> Any:

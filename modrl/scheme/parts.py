@@ -22,6 +22,10 @@ from modrl.scheme.gradient import GradientWorker
 from modrl.seeding import Role, generator, seed_of
 
 
+SMALL = 100_000
+"""Weights below which a network gains nothing from a second thread, and loses much where the cores are busy."""
+
+
 class Ray(Settings):
     """How Ray is reached."""
 
@@ -38,7 +42,7 @@ class Machine(Settings):
     """Where networks run: cpu, cuda, cuda:1, …; auto: cuda where there is one."""
     precision: Literal["fp32", "bf16"] = "fp32"
     threads: int | None = Field(None, ge=1)
-    """Torch threads of this process; None: one per core, less those that other workers keep busy."""
+    """Torch threads of this process; None: one for a small network, else one per core, less those that other workers keep busy."""
     worker_threads: int = Field(1, ge=1)
     """Torch threads of each Ray worker."""
     ray: Ray = Ray()
@@ -63,9 +67,11 @@ class Machine(Settings):
             raise BadInput(f"machine.device: expected auto, cpu or cuda[:index], got {self.device!r}")
         return device
 
-    def own_threads(self, busy: int) -> int:
-        """Torch threads of this process where `busy` other workers compute beside it."""
-        return self.threads or max(1, (os.cpu_count() or 1) - busy)
+    def own_threads(self, busy: int, weights: int) -> int:
+        """Torch threads of this process where `busy` other workers compute beside it and networks have so many weights."""
+        if self.threads is not None:
+            return self.threads
+        return max(1, (os.cpu_count() or 1) - busy) if weights >= SMALL else 1
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,36 @@
+"""One agent composed in Python, run under four schemes: what differs between the runs is the scheme and nothing else.
+
+python examples/compose.py [steps]
+"""
+
+import sys
+
+from modrl import Experiment
+from modrl.agent.actors import MLP, ActorCritic
+from modrl.agent.algorithms import IMPALA
+from modrl.agent.optimizers import Adam, Linear
+from modrl.agent.storages import Fresh
+from modrl.envs import Gym
+
+SCHEMES = ["local", "overlapped", "sebulba", "impala"]
+
+
+def experiment(steps: int = 100_000) -> Experiment:
+    """The agent of cartpole_impala.yaml."""
+    return Experiment(
+        name="compose",
+        steps=steps,
+        envs=Gym.Config(id="CartPole-v1", count=16),
+        actor=ActorCritic.Config(torso=MLP.Config(hidden=[64, 64]), value="separate", init="orthogonal"),
+        algorithm=IMPALA.Config(reduction="mean", reward="none"),
+        optimizer=Adam.Config(lr=Linear(3e-3, 0), max_grad_norm=40),
+        storage=Fresh.Config(horizon=16, batch=16),
+    )
+
+
+if __name__ == "__main__":
+    agent = experiment(int(float(sys.argv[1])) if len(sys.argv) > 1 else 100_000)
+    for scheme in SCHEMES:
+        result = agent.replace(scheme=scheme).run()
+        row = result.metrics
+        print(f"{scheme:<12} return {row['episode_return'] or float('nan'):6.1f}  lag {row['policy_lag_max'] or 0:.0f}  {result.run_dir}")
