@@ -421,9 +421,13 @@ def json_schema(cls: type[Settings]) -> dict[str, Any]:
         definitions[kind] = {"anyOf": choices}
 
     schema = lifted(cls.model_json_schema())
+    whole = {key: schema.pop(key) for key in ("properties", "required", "additionalProperties") if key in schema}
+    # A file that extends another may leave anything out, inside of its blocks too.
+    parts = {name: part if "type" in part else {"anyOf": [part, {"type": "object"}]} for name, part in whole["properties"].items()}
     paths = {"type": "array", "items": {"type": "string"}}
-    schema["properties"]["extends"] = {"anyOf": [{"type": "string"}, paths], "description": "Files to lay this one over."}
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "$defs": definitions}
+    parts["extends"] = {"anyOf": [{"type": "string"}, paths], "description": "Files to lay this one over."}
+    either = {"if": {"required": ["extends"]}, "then": {"properties": parts, "additionalProperties": False}, "else": whole}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, **either, "$defs": definitions}
 
 
 # --- YAML -----------------------------------------------------------------------------------------------------------

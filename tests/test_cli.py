@@ -14,10 +14,13 @@ import pytest
 
 from modrl import cli
 from modrl.config import read, to_yaml
-from modrl.metrics import COLUMNS
 from tests.runs import SMALL, table
 
 ROOT = Path(__file__).parents[1]
+COLUMNS = [
+    "env_steps", "frames", "updates", "wall_seconds", "episodes", "episode_return", "episode_length", "steps_per_second",
+    "policy_lag_mean", "policy_lag_max", "gradient_lag_mean", "gradient_lag_max", "learning_rate", "eval_return",
+]  # fmt: skip
 EXAMPLES = sorted(ROOT.glob("examples/*.yaml"))
 
 
@@ -93,7 +96,7 @@ def test_metrics_begin_with_the_named_columns_and_cover_the_steps(finished):
     run, _ = finished
     with open(run / "metrics.csv", newline="") as lines:
         columns, *rows = csv.reader(lines)
-    assert tuple(columns[: len(COLUMNS)]) == COLUMNS
+    assert columns[: len(COLUMNS)] == COLUMNS
     assert {"loss/policy", "loss/value", "loss/entropy", "loss/total", "time/env", "time/learn"} <= set(columns)
     assert [int(row[0]) for row in rows] == list(range(40, 801, 40))
     assert rows[-1][columns.index("updates")] == "20"
@@ -305,6 +308,13 @@ def schema(modrl):
     return json.loads(out)
 
 
+def test_the_schema_admits_a_part_of_a_file_only_where_it_extends_another(schema):
+    part = {"steps": 5, "actor": {"torso": {"name": "mlp"}}}
+    check = jsonschema.Draft202012Validator(schema)
+    check.validate({"extends": "base.yaml", **part})
+    assert list(check.iter_errors(part))
+
+
 def test_the_schema_is_one_and_admits_the_examples(schema):
     jsonschema.Draft202012Validator.check_schema(schema)
     assert EXAMPLES
@@ -314,7 +324,7 @@ def test_the_schema_is_one_and_admits_the_examples(schema):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"step": 5}, {"algorithm": {"name": "impala", "discout": 0.9}}, {"algorithm": "impla"}, {"scheme": "impalla"}, {"seed": "one"}, {"storage": {"horizon": 5}}],
+    [{"step": 5}, {"extends": "base.yaml", "step": 5}, {"extends": "base.yaml", "seed": "one"}, {"extends": 3}, {"algorithm": {"name": "impala", "discout": 0.9}}, {"algorithm": "impla"}, {"scheme": "impalla"}, {"seed": "one"}, {"storage": {"horizon": 5}}],
 )  # fmt: skip
 def test_the_schema_refuses_what_a_file_may_not_say(schema, changes):
     data = read(to_yaml(SMALL), "small").data
@@ -384,8 +394,8 @@ def test_explain_says_where_a_scheme_changes_the_mathematics(explained):
 
 
 def test_explain_shows_square_brackets_as_they_are(explained):
-    values, _ = explained("envs.episode_info=['/bold']")
-    assert "episode_info: ['/bold']" in values
+    values, _ = explained("envs.episode_info=['[/bold]']")
+    assert "episode_info: ['[/bold]']" in values
 
 
 # --- all
@@ -403,8 +413,7 @@ def test_a_mistyped_command_is_bad_input(modrl, words):
     assert modrl(*words)[0] == 2
 
 
-def test_output_may_be_cut_off_by_its_reader(finished):
-    words = f"{sys.executable} -m modrl schema | head -1"
+def test_a_reader_that_is_gone_is_no_crash():
+    words = f"{sys.executable} -m modrl schema | true"
     done = subprocess.run(words, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout == "{\n"
-    assert "Traceback" not in done.stderr
+    assert done.stderr == ""

@@ -151,7 +151,11 @@ def test_the_last_override_wins(tmp_path):
 
 
 def test_an_override_of_another_component_leaves_nothing_of_the_old_one(tmp_path):
-    experiment = loaded(TEXT, tmp_path, ["algorithm=ppo", "algorithm.epochs=2", "scheme=impala", "scheme.collection.workers=4", "scheme.collection.gather=2", "storage.batch=4"])
+    experiment = loaded(
+        TEXT,
+        tmp_path,
+        ["algorithm=ppo", "algorithm.epochs=2", "scheme=impala", "scheme.collection.workers=4", "scheme.collection.gather=2", "storage.batch=4"],
+    )
     assert experiment.algorithm.owner.name == "ppo"
     assert (experiment.algorithm.epochs, experiment.algorithm.reward) == (2, "none")
     assert (experiment.scheme.collection.workers, experiment.scheme.collection.max_lag) == (4, 4)
@@ -210,7 +214,9 @@ def test_a_mistake_in_an_extended_file_is_told_with_that_file(tmp_path):
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters(blacklist_categories=["Cs", "Cc"])),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(whitelist_categories=["Ll", "Nd"]), min_size=1), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(whitelist_categories=["Ll", "Nd"]), min_size=1), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -231,7 +237,9 @@ experiments = st.fixed_dictionaries(
         "envs": st.just({"name": "gym", "id": "CartPole-v1", "count": 16}) | st.just({"name": "atari", "game": "pong", "count": 16}),
         "actor": st.fixed_dictionaries({"name": st.just("actor_critic"), "last_action": st.booleans(), "memory": st.none() | st.just("lstm")}),
         "algorithm": st.fixed_dictionaries({"name": st.sampled_from(["impala", "a2c", "ppo"]), "discount": st.floats(0, 1), "entropy_cost": rates}),
-        "optimizer": st.fixed_dictionaries({"name": st.sampled_from(["adam", "rmsprop", "torch.optim:SGD"]), "lr": rates, "max_grad_norm": st.none() | st.floats(0.1, 100)}),
+        "optimizer": st.fixed_dictionaries(
+            {"name": st.sampled_from(["adam", "rmsprop", "torch.optim:SGD"]), "lr": rates, "max_grad_norm": st.none() | st.floats(0.1, 100)}
+        ),
         "storage": st.fixed_dictionaries({"name": st.sampled_from(["fresh", "replay"]), "horizon": st.integers(1, 100), "batch": st.just(16)}),
         "scheme": st.sampled_from(["local", "overlapped", "sebulba", {"collection": {"place": "thread", "workers": 2}}]),
         "evaluation": st.none() | st.fixed_dictionaries({"every": st.sampled_from([1000, 1e6, "10min", "2h"])}),

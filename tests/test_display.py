@@ -13,7 +13,7 @@ from modrl.metrics import COLUMNS
 
 
 def row(steps, **more):
-    return {name: None for name in COLUMNS} | {"env_steps": steps, "updates": steps // 40, "episodes": 3, "steps_per_second": 500.0} | more
+    return dict.fromkeys(COLUMNS) | {"env_steps": steps, "updates": steps // 40, "episodes": 3, "steps_per_second": 500.0} | more
 
 
 @pytest.fixture
@@ -41,8 +41,27 @@ def test_plain_lines_say_where_the_run_is(clock):
     lines = shown(rows, clock).splitlines()
     assert lines[0] == "a run: starting"
     assert [line.split() for line in lines[1:]] == [
-        "1,000 of 10,000 steps 500 steps/s 0:18 left return 1.5 lag 1 (max 2) policy -0.25".split(),
-        "3,000 of 10,000 steps 200 steps/s 0:35 left return 2.5 eval 7.25 lag 1.5 (max 3) policy 0.5".split(),
+        ["1,000", "of", "10,000", "steps", "500", "steps/s", "0:18", "left", "return", "1.5", "lag", "1", "(max", "2)", "policy", "-0.25"],
+        [
+            "3,000",
+            "of",
+            "10,000",
+            "steps",
+            "200",
+            "steps/s",
+            "0:35",
+            "left",
+            "return",
+            "2.5",
+            "eval",
+            "7.25",
+            "lag",
+            "1.5",
+            "(max",
+            "3)",
+            "policy",
+            "0.5",
+        ],
     ]
 
 
@@ -66,6 +85,8 @@ def test_a_terminal_gets_a_panel(clock):
         assert part in text
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.9, "0:59"), (61, "1:01"), (3600, "1:00:00"), (359_999, "99:59:59"), (864_000, "10 days")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00"), (59.9, "0:59"), (61, "1:01"), (3600, "1:00:00"), (359_999, "99:59:59"), (864_000, "10 days")]
+)
 def test_the_time_left_is_read_easily(seconds, text):
     assert display._clock(seconds) == text

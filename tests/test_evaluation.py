@@ -53,7 +53,7 @@ def test_a_greedy_policy_takes_the_likelier_action_always():
 
 
 def test_a_sampled_policy_takes_it_as_often_as_it_is_likely():
-    """p = 0.524979, so a return of 52.5 with a standard deviation of 5."""
+    """Its probability is 0.524979, so the return is 52.5 with a standard deviation of 5."""
     result = evaluated(PAYS, 100, greedy=False)
     assert abs(result.mean_return - 52.4979) < 3 * 5 / 100**0.5
     assert 3 < np.std(result.returns) < 7
@@ -99,8 +99,24 @@ def test_training_is_the_same_with_and_without_evaluation(scheme, tmp_path):
     assert all(row["eval_return"] is None for row in table(tmp_path / "plain"))
 
 
+def test_sampled_evaluation_repeats_whatever_the_callers_generator(tmp_path):
+    found = []
+    for number in (1, 2):
+        torch.manual_seed(number)
+        small(envs=PAYS, evaluation={"every": 100, "episodes": 5, "greedy": False}, storage={"name": "fresh", "horizon": 5, "batch": 20}).run(
+            tmp_path / str(number)
+        )
+        found.append([row["eval_return"] for row in table(tmp_path / str(number))])
+    assert found[0] == found[1]
+    assert len(set(found[0])) > 4
+
+
 def test_evaluation_is_in_raw_reward_and_whole_episodes(tmp_path):
-    experiment = small(envs={"name": "gym", "id": "tests.envs.helpers:Rewards", "count": 8}, algorithm={"name": "impala", "reward": "clip"}, evaluation={"every": 400, "episodes": 3})
+    experiment = small(
+        envs={"name": "gym", "id": "tests.envs.helpers:Rewards", "count": 8},
+        algorithm={"name": "impala", "reward": "clip"},
+        evaluation={"every": 400, "episodes": 3},
+    )
     experiment.run(tmp_path / "run")
     assert [row["eval_return"] for row in table(tmp_path / "run") if row["eval_return"] is not None] == pytest.approx([195.3, 195.3])
     result = play(tmp_path / "run", 3)

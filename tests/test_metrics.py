@@ -27,7 +27,9 @@ def test_a_row_is_the_mean_per_valid_step_over_all_updates_and_workers():
 
 def test_a_row_starts_anew_but_counts_on():
     metrics = Metrics(1)
-    metrics.record([gradient(lags=(1, 3), episodes=[Episode(2.0, 4, 0, {"success": 1.0})], metrics={"kl": 4.0})], [2], {"learning_rate": 0.1, "grad_norm": 1.0})
+    metrics.record(
+        [gradient(lags=(1, 3), episodes=[Episode(2.0, 4, 0, {"success": 1.0})], metrics={"kl": 4.0})], [2], {"learning_rate": 0.1, "grad_norm": 1.0}
+    )
     metrics.record([gradient(lags=(2,))], [0], {"learning_rate": 0.2, "grad_norm": 3.0})
     first = metrics.row(8, 2)
     assert (first["policy_lag_mean"], first["policy_lag_max"]) == (2, 3)
@@ -89,7 +91,7 @@ def test_state_goes_on():
 
 
 def row(updates, **more):
-    return {name: None for name in COLUMNS} | {"env_steps": 10 * updates, "updates": updates} | more
+    return dict.fromkeys(COLUMNS) | {"env_steps": 10 * updates, "updates": updates} | more
 
 
 def test_a_late_column_does_not_shift_earlier_ones(tmp_path):

@@ -26,7 +26,11 @@ def drawn(monkeypatch):
     """Curves and label of every call that draws a group."""
     calls = []
     draw = plotting._draw
-    monkeypatch.setattr(plotting, "_draw", lambda ax, curves, field, colour, label: (calls.append((len(curves), field, label)), draw(ax, curves, field, colour, label)))
+    monkeypatch.setattr(
+        plotting,
+        "_draw",
+        lambda ax, curves, field, colour, label: (calls.append((len(curves), field, label)), draw(ax, curves, field, colour, label)),
+    )
     return calls
 
 

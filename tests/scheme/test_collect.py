@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from functools import partial
 
@@ -64,7 +65,7 @@ def test_every_reward_is_in_one_valid_slot_across_rollouts(mode):
     rewards = [reward for r in rollouts for reward in r.reward[slice(None) if r.valid is None else r.valid].ravel().tolist()]
     assert rewards == [float(1 + i % 7) for i in range(len(rewards))]
     assert len(rewards) == (18 if mode == "next_step" else 20)
-    assert all((before.obs[-1] == after.obs[0]).all() for before, after in zip(rollouts, rollouts[1:], strict=False))
+    assert all((before.obs[-1] == after.obs[0]).all() for before, after in itertools.pairwise(rollouts))
 
 
 def test_filler_opens_the_next_rollout_where_an_episode_ended_with_the_last():
@@ -127,7 +128,9 @@ def test_on_equal_weights_the_ratio_is_one_and_vtrace_the_n_step_return(see, do,
         log_rhos = log_prob(batch, out) - batch.behaviour["log_prob"]
         assert log_rhos[batch.valid].abs().max() < 1e-5
         torch.testing.assert_close(out.value[:-1][batch.valid], batch.behaviour["value"][batch.valid], rtol=0, atol=1e-5)
-        on, off = ([x[batch.valid] for x in a.build(actor=parts.make_actor()).targets(batch, out)] for a in (A2C.Config(), IMPALA.Config(reward="none")))
+        on, off = (
+            [x[batch.valid] for x in a.build(actor=parts.make_actor()).targets(batch, out)] for a in (A2C.Config(), IMPALA.Config(reward="none"))
+        )
         torch.testing.assert_close(on, off, rtol=1e-4, atol=1e-4)
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from modrl.agent.algorithms import A2C, IMPALA
-from modrl.agent.optimizers import Optimizer
 from modrl.agent.storages import Fresh
 from modrl.config import resolve
 from modrl.messages import Gradient
@@ -142,6 +141,17 @@ def test_a_snapshot_does_not_change_with_later_steps():
     after = up.apply([gradient(1.0, 1)])
     assert (before.acting["b"].item(), after.acting["b"].item()) == (0.0, -1.0)
     assert (before.version, after.version) == (0, 1)
+
+
+@pytest.mark.parametrize("algorithm", [IMPALA, A2C])
+def test_a_workers_gradient_holds_nothing_of_its_last_one(algorithm):
+    rollout = random_rollout(7, 3, seed=5)
+    made, up = worker(algorithm.Config(), rollout), updater(algorithm.Config())
+    made.collection.rollouts.append(rollout)
+    one, two = (made.gradient(up.weights()).tensors["main"] for _ in range(2))
+    for first, second in zip(one, two, strict=True):
+        torch.testing.assert_close(first, second)
+        assert first.data_ptr() != second.data_ptr()
 
 
 # --- what is counted ---

@@ -7,7 +7,6 @@ import re
 import statistics
 import time
 
-import numpy as np
 import pytest
 import torch
 
@@ -47,7 +46,9 @@ def scheme(request):
     return SCHEMES[request.param]
 
 
-@pytest.mark.parametrize("scheme", each("local", "overlapped", "sebulba", "impala in threads", "dppo in threads", "a3c in threads", "impala"), indirect=True)
+@pytest.mark.parametrize(
+    "scheme", each("local", "overlapped", "sebulba", "impala in threads", "dppo in threads", "a3c in threads", "impala"), indirect=True
+)
 def test_the_better_arm_of_a_bandit_is_found_in_200_updates_of_80_steps(scheme, tmp_path):
     experiment = small(
         envs={"name": "gym", "id": "modrl/Bandit-v0", "count": 4}, scheme=scheme, steps=200 * 80,
@@ -70,7 +71,9 @@ class Slow(IMPALA, name="slow_for_tests"):
 
 def lags_of(scheme, folder, updates):
     """The policy lag of every update; each learns from one rollout of 4 columns."""
-    experiment = small(algorithm={"name": "tests.scheme.test_long_runs:Slow"}, scheme=scheme, storage={"name": "fresh", "horizon": 5, "batch": 4}, steps=20 * updates)
+    experiment = small(
+        algorithm={"name": "tests.scheme.test_long_runs:Slow"}, scheme=scheme, storage={"name": "fresh", "horizon": 5, "batch": 4}, steps=20 * updates
+    )
     experiment.run(folder)
     rows = table(folder)
     assert len(rows) == updates
@@ -104,7 +107,7 @@ def stored_bytes():
 
 @pytest.mark.parametrize("scheme", each("local", "overlapped", "impala"), indirect=True)
 def test_neither_tensors_nor_shared_memory_grow_from_update_100_to_300(scheme, request, tmp_path):
-    """The least of what is alive in five updates: what is on its way between threads comes and goes."""
+    """The least of what is alive in five updates: what is on its way comes and goes, and Ray frees late."""
     name = request.node.callspec.params["scheme"]
     wide = {"name": "actor_critic", "torso": {"name": "mlp", "hidden": [512, 512]}}  # weights of a megabyte
     tensors, store = {100: [], 300: []}, {100: [], 300: []}
@@ -119,5 +122,5 @@ def test_neither_tensors_nor_shared_memory_grow_from_update_100_to_300(scheme, r
     learners_beside = name in ("a3c in threads", "dppo in threads", "rapid in threads", "fully async in threads")
     assert abs(min(tensors[300]) - min(tensors[100])) <= (50 if learners_beside else 5), tensors  # one kept per update would be 200
     assert min(tensors[100]) > 20
-    assert np.median(store[300]) <= 1.1 * np.median(store[100]) + (1 if name in ON_RAY else 0), store  # told in whole MiB
-    assert name not in ON_RAY or np.median(store[100]) > 0
+    assert min(store[300]) <= 1.1 * min(store[100]) + (1 if name in ON_RAY else 0), store  # told in whole MiB
+    assert name not in ON_RAY or min(store[100]) > 0

@@ -155,7 +155,9 @@ class Reporter(gymnasium.Env):
 def parts_of(*, envs, actor="Bias", horizon=5, scheme="local", seed=1, **changes):
     """An experiment's parts: a tiny actor by its name, or any actor's block."""
     actor = {"name": f"tests.scheme.tiny:{actor}"} if isinstance(actor, str) else actor
-    experiment = small(envs=envs, actor=actor, scheme=scheme, seed=seed, storage={"name": "fresh", "horizon": horizon, "batch": envs["count"]}, **changes)
+    experiment = small(
+        envs=envs, actor=actor, scheme=scheme, seed=seed, storage={"name": "fresh", "horizon": horizon, "batch": envs["count"]}, **changes
+    )
     return experiment.plan().parts, experiment.scheme
 
 
