@@ -20,7 +20,8 @@ from modrl.scheme.places.base import WorkerError
 from tests.runs import SMALL, small, state_of, table
 
 ROOT = Path(__file__).parents[1]
-SCHEMES = ["local", "overlapped", "impala", "dppo"]
+slow = pytest.mark.slow
+SCHEMES = ["local", "overlapped", "impala", pytest.param("dppo", marks=slow)]
 
 
 def processes_of(folder):
@@ -151,19 +152,20 @@ BROKEN = """
 """
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"algorithm": {"name": "broken:BrokenLoss"}}, "a boom in the loss"),
-        ({"actor": {"name": "broken:BrokenActor"}}, "a boom while acting"),
-        ({"envs": {"name": "gym", "id": "modrl/RaiseAt-v0", "kwargs": {"j": 37}, "count": 8}}, "boom"),
-    ],
-    ids=["loss", "actor", "env"],
-)
-def test_what_raises_inside_a_worker_reaches_the_user(scheme, changes, text, folder):
-    if scheme in {"impala", "dppo"} and "algorithm" in changes and scheme == "impala":
-        pytest.skip("the loss is computed in this process, as under local")
+FAULTS = {
+    "loss": ({"algorithm": {"name": "broken:BrokenLoss"}}, "a boom in the loss"),
+    "actor": ({"actor": {"name": "broken:BrokenActor"}}, "a boom while acting"),
+    "env": ({"envs": {"name": "gym", "id": "modrl/RaiseAt-v0", "kwargs": {"j": 37}, "count": 8}}, "boom"),
+}
+CASES = [
+    ("local", "loss"), ("overlapped", "actor"), ("impala", "env"), ("dppo", "loss"),
+    *[pytest.param(*case, marks=slow) for case in [("local", "actor"), ("local", "env"), ("overlapped", "loss"), ("overlapped", "env"), ("impala", "actor"), ("dppo", "actor"), ("dppo", "env")]],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("scheme", "fault"), CASES)
+def test_what_raises_inside_a_worker_reaches_the_user(scheme, fault, folder):
+    changes, text = FAULTS[fault]
     (folder / "broken.py").write_text(textwrap.dedent(BROKEN))
     write(folder, scheme=scheme, **changes)
     status, output, seconds = finish(start(folder), 60)

@@ -31,10 +31,10 @@ def module(name):
 
 def cartpole(**changes):
     return {
-        "steps": 300_000, "envs": Gym.Config(id="CartPole-v1", count=16),
+        "steps": 300_000, "envs": Gym.Config(id="CartPole-v1", count=8),
         "actor": ActorCritic.Config(torso=MLP.Config(hidden=[64, 64]), value="separate", init="orthogonal"),
-        "algorithm": IMPALA.Config(reduction="mean", reward="none"), "optimizer": Adam.Config(lr=Linear(3e-3, 0), max_grad_norm=40),
-        "storage": Fresh.Config(horizon=16, batch=16), **changes,
+        "algorithm": IMPALA.Config(entropy_cost=Linear(0.1, 0), reduction="mean", reward="none"), "optimizer": Adam.Config(lr=Linear(2e-3, 0), max_grad_norm=40),
+        "storage": Fresh.Config(horizon=16, batch=8), **changes,
     }  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def twins():
             algorithm=A2C.Config(reward="clip"), optimizer=RMSProp.Config(lr=Linear(7e-4, 0), eps=1e-5, max_grad_norm=0.5), storage=Fresh.Config(horizon=5, batch=16),
         ),
         "cartpole_ppo": Experiment(name="cartpole_ppo", **cartpole(
-            steps=100_000, envs=Gym.Config(id="CartPole-v1", count=8), algorithm=PPO.Config(epochs=10, entropy_cost=0),
+            steps=100_000, algorithm=PPO.Config(epochs=10, entropy_cost=0),
             optimizer=Adam.Config(lr=Linear(1e-3, 0), eps=1e-5, max_grad_norm=0.5), storage=Fresh.Config(horizon=64, batch=8),
         )),
         "pendulum_ppo": Experiment(name="pendulum_ppo", **cartpole(
@@ -67,8 +67,8 @@ def twins():
             optimizer=Adam.Config(lr=Linear(1e-3, 0), eps=1e-5, max_grad_norm=0.5), storage=Fresh.Config(horizon=256, batch=8),
         )),
         "memory_lstm": Experiment(name="memory_lstm", **cartpole(
-            steps=200_000, envs=Gym.Config(id="modrl/Memory-v0", count=16), actor=ActorCritic.Config(torso=MLP.Config(hidden=[32]), memory=LSTM.Config(size=32)),
-            optimizer=Adam.Config(lr=3e-3, max_grad_norm=40),
+            steps=200_000, algorithm=IMPALA.Config(reduction="mean", reward="none"), envs=Gym.Config(id="modrl/Memory-v0", count=16), actor=ActorCritic.Config(torso=MLP.Config(hidden=[32]), memory=LSTM.Config(size=32)),
+            optimizer=Adam.Config(lr=3e-3, max_grad_norm=40), storage=Fresh.Config(horizon=16, batch=16),
         )),
         "custom_algorithm": Experiment(name="custom_algorithm", **cartpole(algorithm=calm.Config(calm_cost=Linear(1e-3, 0), reduction="mean", reward="none"))),
         "custom_torso": Experiment(name="custom_torso", **cartpole(
@@ -76,7 +76,7 @@ def twins():
         )),
         "custom_env": Experiment(name="custom_env", **cartpole(
             steps=200_000, envs=Gym.Config(id=chase, kwargs={"speed": 0.3}, count=16), actor=ActorCritic.Config(torso="mlp", value="separate"),
-            algorithm=IMPALA.Config(discount=0.95, reduction="mean", reward="none"), optimizer=Adam.Config(lr=Linear(2e-3, 0), max_grad_norm=40),
+            algorithm=IMPALA.Config(discount=0.95, reduction="mean", reward="none"), optimizer=Adam.Config(lr=Linear(2e-3, 0), max_grad_norm=40), storage=Fresh.Config(horizon=16, batch=16),
         )),
     }  # fmt: skip
 
@@ -94,7 +94,9 @@ def test_an_example_equals_its_python_twin_and_what_it_was_saved_as(path, tmp_pa
 def test_an_example_runs_a_few_updates(path, tmp_path):
     experiment = Experiment.load(path, ["logging.tensorboard=false"])
     horizon, batch = experiment.storage.horizon, experiment.storage.batch
-    small = experiment.replace(steps=3 * horizon * batch, evaluation=None, scheme="local" if experiment.scheme.preset == "impala" else experiment.scheme)
+    small = experiment.replace(
+        steps=3 * horizon * batch, evaluation=None, scheme="local" if experiment.scheme.preset == "impala" else experiment.scheme
+    )
     small.run(tmp_path / "run")
     rows = table(tmp_path / "run")
     assert rows[-1]["env_steps"] == 3 * horizon * batch

@@ -21,7 +21,6 @@ from modrl.scheme.compute import Compute
 from modrl.scheme.gradient import GradientWorker
 from modrl.seeding import Role, generator, seed_of
 
-
 SMALL = 100_000
 """Weights below which a network gains nothing from a second thread, and loses much where the cores are busy."""
 
