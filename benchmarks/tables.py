@@ -29,8 +29,11 @@ def learning(name: str, result: dict) -> str:
     for run in result["runs"]:
         groups[" ".join(run["overrides"]) or "as it is"].append(run)
     lines = [
-        f"## `{result['file']}` ({len(result['runs'])} runs)\n", f"`python benchmarks/learning.py {name}`; target: a mean return of {result['target']:g} over 100 episodes.\n", about(result),
-        "| variant | seeds that reached the target | at env steps | best mean return | last mean return | steps/s | policy lag, max |", "|---|---|---|---|---|---|---|",
+        f"## `{result['file']}`\n",
+        f"`python benchmarks/learning.py {name}`; target: a mean return of {result['target']:g} over 100 episodes.\n",
+        about(result),
+        "| variant | seeds that reached the target | at env steps | best mean return | last mean return | steps/s | policy lag, max |",
+        "|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for variant, runs in groups.items():
         reached = [run["reached"] for run in runs if run["reached"] is not None]
@@ -45,7 +48,9 @@ def learning(name: str, result: dict) -> str:
 def throughput(name: str, result: dict) -> str:
     """Medians, and the ratio to another program's."""
     lines = [
-        f"## Throughput of `{result['file']}`\n", f"`benchmarks/throughput.py`, {result['steps']:,} steps a run, {' '.join(result['overrides']) or 'no overrides'}.\n", about(result),
+        f"## Throughput of `{result['file']}`\n",
+        f"`benchmarks/throughput.py`, {result['steps']:,} steps a run, {' '.join(result['overrides']) or 'no overrides'}.\n",
+        about(result),
         "| program | steps/s, median | runs | policy lag, max | ratio |", "|---|---|---|---|---|",
     ]  # fmt: skip
     for scheme, runs in result["runs"].items():

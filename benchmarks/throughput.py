@@ -1,4 +1,4 @@
-"""Steps per second of an experiment under several schemes, and against another program, in turn.
+r"""Steps per second of an experiment under several schemes, and against another program, in turn.
 
     python benchmarks/throughput.py examples/pong_monobeast.yaml --schemes overlapped --steps 60000 --repeats 3 \\
         --against 'python their_program.py'

@@ -58,9 +58,9 @@ def test_the_sources_are_read():
     assert ("ray", True) in IMPORTS["modrl.scheme.places.ray"]
 
 
-@pytest.mark.parametrize("module", ["modrl.messages", "modrl.config"])
-def test_messages_and_config_import_nothing_of_modrl(module):
-    assert not OF_MODRL[module]
+@pytest.mark.parametrize("module", within("modrl.messages", "modrl.config"))
+def test_messages_and_config_import_nothing_else_of_modrl(module):
+    assert not [name for name in OF_MODRL[module] if not of(name, "modrl.config")]
 
 
 @pytest.mark.parametrize("module", within("modrl.envs"))

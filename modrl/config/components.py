@@ -1,0 +1,184 @@
+"""Components: classes that users choose by kind and name, each nesting its settings as `.Config`.
+
+    class Corridor(Envs, name="corridor"):
+        class Config(Envs.Config):
+            length: int = 5
+
+In a file it is then `envs: {name: corridor, length: 9}`; a class of the user's own is `name: package.module:Class`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+from pydantic import GetCoreSchemaHandler, SerializerFunctionWrapHandler, ValidationError, model_serializer
+from pydantic.json_schema import GetJsonSchemaHandler, JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+from modrl.config.problems import nearest
+from modrl.config.settings import Settings, problem_at, shown
+
+KIND = "x-kind"
+"""Where a JSON Schema means any component of a kind."""
+
+REGISTRY: dict[str, dict[str, type[Component]]] = {}
+"""Components by kind and name."""
+
+
+class Component:
+    """A part that users choose by name. The class that opens a kind says `kind=`, each member says `name=`."""
+
+    kind: ClassVar[str]
+    name: ClassVar[str]
+
+    class Config(Settings):
+        """The settings of a component; `build` makes the component itself."""
+
+        owner: ClassVar[type[Component]]
+
+        def build(self, **runtime: Any) -> Any:
+            """The component with these settings; runtime things (spaces, seeds, devices) by keyword."""
+            return self.owner(self, **runtime)  # type: ignore[call-arg]
+
+        def __repr_name__(self) -> str:
+            return f"{self.owner.__qualname__}.Config"
+
+        @model_serializer(mode="wrap")
+        def _with_name(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+            return {"name": public_name(self.owner), **handler(self)}
+
+        @classmethod
+        def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+            owner = cls.__dict__.get("opens_kind")
+            return core_schema.no_info_plain_validator_function(lambda value: resolve(owner, value)) if owner else handler(source)
+
+        @classmethod
+        def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+            kind = cls.__dict__.get("opens_kind")
+            return handler(schema) if kind is None else {KIND: kind}  # kinds nest in each other: `json_schema` refers to them
+
+    def __init_subclass__(cls, kind: str | None = None, name: str | None = None, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "Config" not in cls.__dict__:
+            base = cast(Any, cls).Config
+            namespace = {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.Config", "__doc__": base.__doc__}
+            cls.Config = type("Config", (base,), namespace)  # type: ignore[misc, assignment]
+        cls.Config.owner = cls
+        if kind is not None:
+            cls.kind = kind
+            REGISTRY.setdefault(kind, {})
+            cls.Config.opens_kind = kind  # type: ignore[attr-defined]
+            cls.Config.model_rebuild(force=True)
+        if name is not None:
+            known = REGISTRY[cls.kind].get(name)
+            if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+                raise TypeError(f"{cls.kind} {name!r} is taken by {known.__module__}.{known.__qualname__}; choose another name")
+            cls.name = name
+            REGISTRY[cls.kind][name] = cls
+
+
+def is_builtin(component: type) -> bool:
+    """Whether the class comes with modrl."""
+    return component.__module__.split(".")[0] == "modrl"
+
+
+def builtins_of(kind: str) -> dict[str, type[Component]]:
+    """The components of a kind that come with modrl."""
+    return {name: member for name, member in sorted(REGISTRY.get(kind, {}).items()) if is_builtin(member)}
+
+
+def module_name(thing: Any) -> str:
+    """The module to import it from; for a script's own classes, the script's name."""
+    if thing.__module__ != "__main__":
+        return str(thing.__module__)
+    main = getattr(sys.modules["__main__"], "__file__", None)
+    return Path(main).stem if main else "__main__"
+
+
+def public_name(component: type[Component]) -> str:
+    """The name that a file uses: short for modrl's own, `package.module:Class` for a user's."""
+    if is_builtin(component) and "name" in component.__dict__:
+        return component.name
+    return f"{module_name(component)}:{component.__qualname__}"
+
+
+def load_object(path: str) -> Any:
+    """What `package.module:name` names.
+
+    Raises:
+        ValueError: the module cannot be imported or has no such name; says which.
+    """
+    module, _, name = path.partition(":")
+    if not re.fullmatch(r"[\w.]+:[\w.]+", path):
+        raise ValueError(f"expected package.module:Name, got {path!r}")
+    main = sys.modules["__main__"]
+    try:
+        found = main if module == module_name(types.SimpleNamespace(__module__="__main__")) else importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"cannot import {module!r} for {path!r}: {error}; it is looked for beside the experiment file and on sys.path") from error
+    except Exception as error:  # a user's module may raise anything at import: say where
+        raise ValueError(f"importing {module!r} for {path!r} failed: {type(error).__name__}: {error}") from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            meant = nearest(part, dir(found))
+            raise ValueError(f"module {module!r} has no {name!r}{f'; did you mean {meant!r}?' if meant else ''}")
+        found = getattr(found, part)
+    return found
+
+
+ADAPTERS: dict[str, Any] = {}
+"""By kind: makes a Config of something that is no component but may stand for one (an optimiser of torch)."""
+
+
+def resolve(kind: str, value: Any) -> Any:
+    """The Config that a file's entry means: a bare name, a block with `name`, or a Config as it is.
+
+    Raises:
+        ValueError: there is no such component; names the nearest.
+    """
+    if isinstance(value, Component.Config):
+        if value.owner.kind != kind:
+            raise ValueError(f"expected {a(kind)}, got the {value.owner.kind} {public_name(value.owner)!r}")
+        return value
+    if isinstance(value, str):
+        value = {"name": value}
+    if not isinstance(value, Mapping):
+        raise ValueError(f"expected {a(kind)}'s name or a block with a name, got {shown(value)}")
+    if "name" not in value:
+        raise ValueError(f"missing name; known are {', '.join(builtins_of(kind))}")
+    name, settings = value["name"], {key: item for key, item in value.items() if key != "name"}
+    found = REGISTRY.get(kind, {}).get(name) if isinstance(name, str) else None
+    if found is None:
+        try:
+            found = _own(kind, name)
+        except ValueError as error:
+            raise ValidationError.from_exception_data(kind, [problem_at(("name",), str(error), name)]) from None
+    if not (inspect.isclass(found) and issubclass(found, Component)):
+        return ADAPTERS[kind](name, found, settings)
+    return found.Config.model_validate(settings)
+
+
+def _own(kind: str, name: Any) -> Any:
+    if not isinstance(name, str) or ":" not in name:
+        meant = nearest(str(name), REGISTRY.get(kind, {}))
+        known = f"did you mean {meant!r}?" if meant else f"known are {', '.join(builtins_of(kind))}, or package.module:Class"
+        raise ValueError(f"no {kind} is called {name!r}; {known}")
+    found = load_object(name)
+    if inspect.isclass(found) and issubclass(found, Component):
+        if getattr(found, "kind", None) != kind:
+            raise ValueError(f"expected {a(kind)}, got {name!r}, {a(getattr(found, 'kind', 'component'))}")
+    elif kind not in ADAPTERS:
+        raise ValueError(f"{name!r} is no {kind}: derive it from modrl's base class of that kind")
+    return found
+
+
+def a(noun: str) -> str:
+    """The noun with its article."""
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
