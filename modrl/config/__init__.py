@@ -1,6 +1,17 @@
 """Settings and components: from YAML with line numbers to typed, frozen objects, and back."""
 
-from modrl.config.components import ADAPTERS, REGISTRY, Component, a, builtins_of, is_builtin, load_object, module_name, public_name, resolve
+from modrl.config.components import (
+    ADAPTERS,
+    REGISTRY,
+    Component,
+    builtins_of,
+    is_builtin,
+    load_object,
+    module_name,
+    public_name,
+    resolve,
+    with_article,
+)
 from modrl.config.documents import Document, merge, override, parse, read, read_file
 from modrl.config.files import dump, origin_of, to_yaml, validate
 from modrl.config.problems import BadInput, ConfigError, Origin, Path_, Problem, dotted, nearest
@@ -8,7 +19,7 @@ from modrl.config.schema import json_schema
 from modrl.config.settings import Settings, problem
 
 __all__ = [
-    "ADAPTERS", "REGISTRY", "BadInput", "Component", "ConfigError", "Document", "Origin", "Path_", "Problem", "Settings", "a", "builtins_of",
+    "ADAPTERS", "REGISTRY", "BadInput", "Component", "ConfigError", "Document", "Origin", "Path_", "Problem", "Settings", "builtins_of",
     "dotted", "dump", "is_builtin", "json_schema", "load_object", "merge", "module_name", "nearest", "origin_of", "override", "parse", "problem",
-    "public_name", "read", "read_file", "resolve", "to_yaml", "validate",
+    "public_name", "read", "read_file", "resolve", "to_yaml", "validate", "with_article",
 ]  # fmt: skip

@@ -145,12 +145,12 @@ def resolve(kind: str, value: Any) -> Any:
     """
     if isinstance(value, Component.Config):
         if value.owner.kind != kind:
-            raise ValueError(f"expected {a(kind)}, got the {value.owner.kind} {public_name(value.owner)!r}")
+            raise ValueError(f"expected {with_article(kind)}, got the {value.owner.kind} {public_name(value.owner)!r}")
         return value
     if isinstance(value, str):
         value = {"name": value}
     if not isinstance(value, Mapping):
-        raise ValueError(f"expected {a(kind)}'s name or a block with a name, got {shown(value)}")
+        raise ValueError(f"expected {with_article(kind)}'s name or a block with a name, got {shown(value)}")
     if "name" not in value:
         raise ValueError(f"missing name; known are {', '.join(builtins_of(kind))}")
     name, settings = value["name"], {key: item for key, item in value.items() if key != "name"}
@@ -173,12 +173,12 @@ def _own(kind: str, name: Any) -> Any:
     found = load_object(name)
     if inspect.isclass(found) and issubclass(found, Component):
         if getattr(found, "kind", None) != kind:
-            raise ValueError(f"expected {a(kind)}, got {name!r}, {a(getattr(found, 'kind', 'component'))}")
+            raise ValueError(f"expected {with_article(kind)}, got {name!r}, {with_article(getattr(found, 'kind', 'component'))}")
     elif kind not in ADAPTERS:
         raise ValueError(f"{name!r} is no {kind}: derive it from modrl's base class of that kind")
     return found
 
 
-def a(noun: str) -> str:
+def with_article(noun: str) -> str:
     """The noun with its article."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
