@@ -33,8 +33,8 @@ def cartpole(**changes):
     return {
         "steps": 300_000, "envs": Gym.Config(id="CartPole-v1", count=8),
         "actor": ActorCritic.Config(torso=MLP.Config(hidden=[64, 64]), value="separate", init="orthogonal"),
-        "algorithm": IMPALA.Config(entropy_cost=Linear(0.1, 0), reduction="mean", reward="none"), "optimizer": Adam.Config(lr=Linear(2e-3, 0), max_grad_norm=40),
-        "storage": Fresh.Config(horizon=16, batch=8), **changes,
+        "algorithm": IMPALA.Config(entropy_cost=Linear(0.2, 0), reduction="mean", reward="none"), "optimizer": Adam.Config(lr=Linear(3e-3, 0), max_grad_norm=40),
+        "storage": Fresh.Config(horizon=32, batch=8), **changes,
     }  # fmt: skip
 
 
