@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.util
@@ -9,8 +10,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import gymnasium
@@ -33,7 +34,8 @@ class Processes(AsyncVectorEnv):
         self.numbers = tuple(numbers)
         children = [_Child(factory, os.getpid()) for factory in factories]
         try:
-            super().__init__(children, copy=False, context=start_method, daemon=False, autoreset_mode=AutoresetMode.SAME_STEP)
+            with _nothing_collected():
+                super().__init__(children, copy=False, context=start_method, daemon=False, autoreset_mode=AutoresetMode.SAME_STEP)
         except BaseException as error:
             lost = self._loss("while it was made") if isinstance(error, (EOFError, ConnectionError)) else None
             self.closed = True
@@ -92,6 +94,21 @@ class Processes(AsyncVectorEnv):
         return EnvError(f"{names}: its process ended {when}; what it printed stands above")
 
 
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """What exists now is never collected in a forked child: an object whose threads stayed in the parent would abort it there."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if enabled:
+            gc.enable()
+
+
 class _Child:
     """Makes an environment; in the child process it first sets the process up."""
 
@@ -101,6 +118,7 @@ class _Child:
 
     def __call__(self) -> gymnasium.Env:
         if os.getpid() != self.parent:  # gymnasium also makes one in the parent, to look at its spaces
+            gc.enable()
             _leave_signals_to_the_parent()
             threading.Thread(target=_end_with_parent, daemon=True).start()
         return self.factory()

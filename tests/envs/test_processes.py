@@ -1,5 +1,6 @@
 """Environments in processes: signals, children of their own, and an end in any case."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -158,3 +159,33 @@ def test_no_process_outlives_its_parent(ending):
     pids = [int(pid) for pid in out.stdout.split()]
     assert len(pids) == 2
     assert await_gone(pids)
+
+
+def test_what_the_parent_left_uncollected_does_not_end_a_child():
+    class WithThreads:
+        """As ale-py's vector env: its threads stay in the parent, and to end it in a forked child aborts."""
+
+        def __init__(self):
+            self.itself, self.home = self, os.getpid()
+
+        def __del__(self):
+            if os.getpid() != self.home:
+                os.abort()
+
+    WithThreads()
+    gc.disable()
+    try:
+        WithThreads()  # garbage that a child's first collection would end
+        envs = gym_envs("tests.envs.test_processes:Collecting", 2, vectorization="async", start_method="fork")
+    finally:
+        gc.enable()
+    envs.reset()
+    envs.close()
+
+
+class Collecting(Count):
+    """Collects garbage, as any long program does."""
+
+    def reset(self, **options):
+        gc.collect()
+        return super().reset(**options)
