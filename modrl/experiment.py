@@ -6,6 +6,7 @@ result = experiment.run()
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import sys
 import traceback
@@ -241,7 +242,7 @@ class Experiment(Settings):
             gradient_workers=self.scheme.gradient.workers, steps_per_round=1, paths=tuple(path or str(Path.cwd()) for path in sys.path),
         )  # fmt: skip
         losses = parts.make_algorithm().num_losses
-        parts = Parts(**{**vars(parts), "steps_per_round": self.steps_per_round(losses)})
+        parts = dataclasses.replace(parts, steps_per_round=self.steps_per_round(losses))
         return Plan(self.steps, parts, self.optimizer, self.scheme, self.evaluation, self.checkpoint, self.logging, action_repeat, losses)
 
 

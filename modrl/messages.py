@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-Array: TypeAlias = "np.ndarray | torch.Tensor"
 Tree: TypeAlias = Any
 """An array, or nested dicts and tuples of arrays."""
 
