@@ -24,13 +24,28 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+out = Console(highlight=False, emoji=False)
+err = Console(stderr=True, highlight=False, emoji=False)
 
 File = Annotated[Path, typer.Argument(help="an experiment file (YAML)")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="settings to change: key.path=value", metavar="[key.path=value]...")]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
 RunDirectory = Annotated[Path, typer.Argument(help="a run's directory")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from modrl.rundir import version
+
+        print(f"modrl {version('modrl')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version")] = False,
+) -> None:
+    pass
 
 
 @app.command()

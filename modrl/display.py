@@ -66,7 +66,7 @@ class Display:
 
     def _line(self, row: Row) -> str:
         speed, left = self._speed(row)
-        losses = "  ".join(f"{name.removeprefix('loss/')} {_number(value)}" for name, value in row.items() if name.startswith("loss/"))
+        losses = "  ".join(f"{name} {_number(value)}" for name, value in row.items() if name.startswith("loss/"))
         tested = f"  eval {_number(row['eval_return'])}" if row["eval_return"] is not None else ""
         return (
             f"{row['env_steps']:>11,} of {self.total:,} steps  {speed:,.0f} steps/s  {_clock(left)} left  "
@@ -88,7 +88,7 @@ class Display:
             _pair("return", _number(row["episode_return"])), _pair("episodes", f"{row['episodes']:,}"),
             _pair("lag", f"{_number(row['policy_lag_mean'])} (max {_number(row['policy_lag_max'])})"), _pair("eval", _number(row["eval_return"])),
         )  # fmt: skip
-        losses = [_pair(name.removeprefix("loss/"), _number(value)) for name, value in row.items() if name.startswith("loss/")]
+        losses = [_pair(name, _number(value)) for name, value in row.items() if name.startswith("loss/")]
         for start in range(0, len(losses), 4):
             grid.add_row(*losses[start : start + 4])
         whole = Table.grid()

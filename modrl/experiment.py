@@ -36,17 +36,20 @@ from modrl.config import (
     merge,
     override,
     problem,
+    raised,
     read_file,
     to_yaml,
     validate,
 )
-from modrl.envs.base import Envs, Probe, probe
+from modrl.envs.base import Envs, Probe, Timestep, probe
+from modrl.envs.member import EnvError
 from modrl.metrics import Row
 from modrl.run import Plan, Run
-from modrl.rundir import RunDir, RunDirError, default_path
+from modrl.rundir import RunDir, RunDirError, default_path, now
 from modrl.scheme.parts import Machine, Parts
 from modrl.scheme.scheme import Scheme, expand
 from modrl.settings import Checkpointing, Evaluation, Logging
+from modrl.tree import tree_map
 
 
 @dataclass(frozen=True)
@@ -132,15 +135,15 @@ class Experiment(Settings):
     def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
         """The experiment in a file, with `key.path=value` overrides laid over it.
 
-        Its folder becomes importable, for components of the user's own.
+        Its folder becomes importable, for components of the user's own; for the file of a run, the folders that the run imported from too.
 
         Raises:
             ConfigError: all that is wrong with it, with file and line.
         """
         path = Path(path)
-        folder = str(path.parent.resolve())
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
+        for folder in (*RunDir(path.parent).import_from(), str(path.parent.resolve())):
+            if folder not in sys.path:
+                sys.path.insert(0, folder)
         return validate(cls, document(path, overrides), str(path))
 
     @classmethod
@@ -207,7 +210,8 @@ class Experiment(Settings):
         if directory.used:
             info = directory.read_info()
             run = Run(plan, directory, info, resume=True)
-            if run.done and info["status"] == "finished":
+            if run.done:
+                directory.write_info(info | {"status": "finished", "ended": info["ended"] or now()})
                 return None, directory
             directory.experiment.write_text(to_yaml(self.to_dict()), "utf-8")
         else:
@@ -235,13 +239,15 @@ class Experiment(Settings):
         device = self.machine.torch_device()
         if self.machine.precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
             raise BadInput("machine.precision: this GPU has no bf16; use fp32")
-        observation_space, action_space, action_repeat = _probe(self.envs)
+        observation_space, action_space, action_repeat, first = _probe(self.envs)
         parts = Parts(
             seed=self.seed, envs=self.envs, actor=self.actor, algorithm=self.algorithm, storage=self.storage,
             observation_space=observation_space, action_space=action_space, machine=self.machine, collectors=self.collectors,
             gradient_workers=self.scheme.gradient.workers, steps_per_round=1, paths=tuple(path or str(Path.cwd()) for path in sys.path),
         )  # fmt: skip
-        losses = parts.make_algorithm().num_losses
+        algorithm: Algorithm = parts.make_algorithm()
+        _try(algorithm.actor, first)
+        losses = algorithm.num_losses
         parts = dataclasses.replace(parts, steps_per_round=self.steps_per_round(losses))
         return Plan(self.steps, parts, self.optimizer, self.scheme, self.evaluation, self.checkpoint, self.logging, action_repeat, losses)
 
@@ -254,12 +260,30 @@ def _probe(config: Envs.Config) -> Probe:
     """
     try:
         return probe(config)
+    except EnvError as error:
+        raise BadInput(f"envs: {error}") from error
     except Exception as error:  # an environment, its arguments or its wrappers may raise anything
         *_, last = traceback.extract_tb(error.__traceback__)
         if isinstance(error, ValueError) and Path(last.filename).is_relative_to(Path(__file__).parent):
             raise BadInput(str(error)) from error  # modrl's own word on the matter
-        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise BadInput(f"envs: cannot be made with these settings: {what} ({Path(last.filename).name}:{last.lineno})") from error
+        raise BadInput(f"envs: cannot be made with these settings: {raised(error)}") from error
+
+
+@torch.no_grad()
+def _try(actor: Actor, now: Timestep) -> None:
+    """One step of the actor, so that one that cannot act is found before anything is started.
+
+    Raises:
+        BadInput: it cannot; says what it raised.
+    """
+    obs, first = tree_map(torch.from_numpy, (now.obs, now.first))
+    try:
+        with torch.random.fork_rng(devices=()):
+            actor.to_env(actor.act(obs, first, actor.initial_memory(len(first))).action)
+    except BadInput:
+        raise
+    except Exception as error:  # an actor's parts may raise anything
+        raise BadInput(f"actor: cannot act on these observations: {raised(error)}") from error
 
 
 def document(path: Path, overrides: Sequence[str] = ()) -> Document:
@@ -275,10 +299,13 @@ def document(path: Path, overrides: Sequence[str] = ()) -> Document:
     block = {"preset": scheme} if isinstance(scheme, str) else scheme
     if not isinstance(block, dict):
         return result
+    where = result.origins.get(("scheme", "preset"), result.origins.get(("scheme",), Origin(str(path))))
+    folder = Path(where.source).parent if where.line is not None else Path()  # a command line names files from where it is typed
     try:
-        expanded = expand(Document(block, {key[1:]: origin for key, origin in result.origins.items() if key[:1] == ("scheme",)}))
+        expanded = expand(Document(block, {key[1:]: origin for key, origin in result.origins.items() if key[:1] == ("scheme",)}), folder)
+    except ConfigError:
+        raise
     except ValueError as error:
-        where = result.origins.get(("scheme", "preset"), result.origins.get(("scheme",), Origin(str(path))))
         raise ConfigError([Problem(("scheme",), str(error), where)], str(path)) from None
     origins = {("scheme", *key): origin for key, origin in expanded.origins.items()} | result.origins
     return Document({**result.data, "scheme": expanded.data}, origins)

@@ -22,6 +22,7 @@ COLUMNS = (
     "env_steps", "frames", "updates", "wall_seconds", "episodes", "episode_return", "episode_length", "steps_per_second",
     "policy_lag_mean", "policy_lag_max", "gradient_lag_mean", "gradient_lag_max", "learning_rate", "eval_return",
 )  # fmt: skip
+_TAKEN = frozenset(COLUMNS)
 WINDOW = 100
 """Finished episodes that `episode_return` is the mean of."""
 
@@ -37,8 +38,7 @@ class Metrics:
         self.seconds = 0.0  # of earlier processes of this run
         self.recent: deque[tuple[float, int]] = deque(maxlen=WINDOW)
         self.named: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
-        self._began = self._row_began = time.perf_counter()
-        self._row_steps = 0
+        self.start(0)
         self._clear()
 
     def _clear(self) -> None:
@@ -50,6 +50,11 @@ class Metrics:
         self.said: dict[str, list[float]] = defaultdict(list)
         self.open = True  # no complete batch yet
 
+    def start(self, env_steps: int) -> None:
+        """Training begins, or goes on: the clock runs from here."""
+        self._began = self._row_began = time.perf_counter()
+        self._row_steps = env_steps
+
     def record(self, gradients: Sequence[Gradient], lags: Sequence[int], said: dict[str, float]) -> None:
         """One update: its gradients, their lags, and what the optimiser says."""
         for gradient in gradients:
@@ -59,6 +64,8 @@ class Metrics:
                 for name, value in episode.info.items():
                     self.named[name].append(value)
             self.policy_lags += gradient.policy_lags
+            if taken := _TAKEN & gradient.metrics.keys():
+                raise ValueError(f"the algorithm's metric or loss term {', '.join(sorted(taken))} has the name of a column of the run's: rename it")
             for name, value in gradient.metrics.items():
                 self.sums[name] += value
                 self.weights[name] += gradient.weight
@@ -109,14 +116,12 @@ class Metrics:
         recent = {name: list(values) for name, values in self.named.items()}
         return {"episodes": self.episodes, "seconds": self.wall_seconds, "recent": [list(item) for item in self.recent], "named": recent}
 
-    def restore(self, state: dict[str, Any], env_steps: int) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         """Continues from `state`."""
         self.episodes, self.seconds = state["episodes"], state["seconds"]
         self.recent.extend((reward, length) for reward, length in state["recent"])
         for name, values in state["named"].items():
             self.named[name].extend(values)
-        self._began = self._row_began = time.perf_counter()
-        self._row_steps = env_steps
 
 
 def _mean(values: Any) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,13 +38,23 @@ def read_curve(directory: RunDir) -> Curve:
     return Curve(*table.T)
 
 
-def _label(directory: RunDir) -> tuple[str, str]:
-    """What makes runs one group (all but the seed), and a short name for it."""
-    data = read_file(directory.experiment).data
-    seedless = {key: value for key, value in data.items() if key not in {"seed", "machine"}}
-    scheme = data.get("scheme", {})
-    preset = scheme.get("preset") if isinstance(scheme, dict) else scheme
-    return repr(seedless), f"{data.get('name', directory.path.name)} · {preset or 'own scheme'}"
+def _settings(data: Any, path: str = "") -> dict[str, Any]:
+    """Nested settings by dotted path."""
+    if not isinstance(data, dict) or not data:
+        return {path: data}
+    return {at: value for key, part in data.items() for at, value in _settings(part, f"{path}.{key}".lstrip(".")).items()}
+
+
+def _labels(groups: Sequence[dict[str, Any]]) -> list[str]:
+    """A name for each group of runs: the experiment's, its scheme's, and the settings in which groups of the same name differ."""
+    titles = [f"{group.get('name')} · {group.get('scheme.preset') or 'own scheme'}" for group in groups]
+    labels = []
+    for group, title in zip(groups, titles, strict=True):
+        rivals = [other for other, same in zip(groups, titles, strict=True) if same == title]
+        shared = [key for key in group if all(key in other for other in rivals)]
+        differing = [key for key in shared if any(other[key] != group[key] for other in rivals)]
+        labels.append(", ".join([title, *(f"{key.removesuffix('.name')}={group[key]}" for key in differing[:3])]))
+    return labels
 
 
 def plot(run_dirs: Sequence[str | Path], out: Path) -> Path:
@@ -54,16 +64,16 @@ def plot(run_dirs: Sequence[str | Path], out: Path) -> Path:
         RunDirError: a directory holds no run.
         BadInput: the file's ending is none that matplotlib can write, or it cannot be written to.
     """
-    groups: dict[str, list[Curve]] = {}
-    names: dict[str, str] = {}
+    groups: list[tuple[dict[str, Any], list[Curve]]] = []
     for path in run_dirs:
         directory = RunDir(Path(path))
-        curve = read_curve(directory)
-        key, name = _label(directory)
-        groups.setdefault(key, []).append(curve)
-        if key not in names:
-            taken = sum(other == name or other.startswith(f"{name} (") for other in names.values())
-            names[key] = f"{name} ({taken + 1})" if taken else name
+        curve, data = read_curve(directory), read_file(directory.experiment).data
+        settings = _settings({key: part for key, part in data.items() if key not in {"seed", "machine"}})
+        curves = next((curves for known, curves in groups if known == settings), None)
+        if curves is None:
+            groups.append((settings, curves := []))
+        curves.append(curve)
+    labels = _labels([settings for settings, _ in groups])
 
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -73,10 +83,10 @@ def plot(run_dirs: Sequence[str | Path], out: Path) -> Path:
     if out.suffix.removeprefix(".").lower() not in endings:
         raise BadInput(f"expected a picture file ending in one of {', '.join(endings)}, got {str(out)!r}")
     axes = figure.subplots(1, 2, sharey=True)
-    for index, (key, curves) in enumerate(groups.items()):
+    for index, (label, (_, curves)) in enumerate(zip(labels, groups, strict=True)):
         seeds = f", {len(curves)} seeds" if len(curves) > 1 else ""
         for ax, field in zip(axes, ("env_steps", "wall_seconds"), strict=True):
-            _draw(ax, curves, field, f"C{index % 10}", names[key] + seeds)
+            _draw(ax, curves, field, f"C{index % 10}", label + seeds)
     for ax, text in zip(axes, ("env steps", "wall time (s)"), strict=True):
         ax.set_xlabel(text)
         ax.grid(alpha=0.25)

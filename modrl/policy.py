@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from modrl import checkpoint, spaces
 from modrl.agent.actors.base import Actor, Memory
 from modrl.checkpoint import CheckpointError
+from modrl.envs.spaces import misfit
 from modrl.evaluation import Result, evaluate
 from modrl.experiment import Experiment
 from modrl.messages import Tree
@@ -33,12 +33,21 @@ class Policy:
         self._memory: Memory = actor.initial_memory(1)
         self._first = True
 
+    def __repr__(self) -> str:
+        return f"Policy({self.actor.observation_space} -> {self.actor.action_space}, trained for {self.env_steps:,} env steps)"
+
     def reset(self) -> None:
         """Forgets the episode so far."""
         self._first = True
 
     def act(self, obs: Tree, reward: float = 0.0, greedy: bool = True) -> Any:
-        """The action that the environment takes. `reward`: what the last action was paid, for policies that look at it."""
+        """The action that the environment takes. `reward`: what the last action was paid, for policies that look at it.
+
+        Raises:
+            ValueError: the observation is not one of the space that the policy was trained on.
+        """
+        if (text := misfit(self.actor.observation_space, obs)) is not None:
+            raise ValueError(f"not an observation of this policy's environment: {text}")
         batch = tree_map(lambda x: torch.from_numpy(_supported(x)[None]), obs)
         memory = self._memory._replace(last_reward=torch.tensor([reward], dtype=torch.float32))
         step = self.actor.act(batch, torch.tensor([self._first]), memory, self.generator, greedy)
@@ -65,9 +74,7 @@ def load(run_dir: str | Path, checkpoint: str | int = "latest") -> Policy:
 def load_run(run_dir: str | Path, which: str | int = "latest") -> tuple[Experiment, dict[str, Any]]:
     """A run's experiment and a checkpoint's content; see `load`."""
     directory = RunDir(Path(run_dir))
-    for folder in directory.read_info()["import_from"]:
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
+    directory.read_info()
     experiment = Experiment.load(directory.experiment)
     if which == "latest":
         found = checkpoint.newest(directory.checkpoints)

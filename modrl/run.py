@@ -18,7 +18,7 @@ from modrl.evaluation import evaluate
 from modrl.interrupt import Interrupt, Interrupted, listening
 from modrl.messages import Gradient, Weights
 from modrl.metrics import Metrics, MetricsFile, Row
-from modrl.rundir import RunDir, now
+from modrl.rundir import RunDir, RunDirError, now
 from modrl.scheme.compute import load
 from modrl.scheme.group import Group
 from modrl.scheme.parts import Parts
@@ -68,8 +68,11 @@ class Run:
         for text in wrong:
             logger.warning("skipping %s", text)
         logger.info("resuming from %s", path)
-        self.updater.restore(state["updater"])
-        self.metrics.restore(state["metrics"], self.updater.env_steps)
+        try:
+            self.updater.restore(state["updater"])
+        except ValueError as error:
+            raise RunDirError(f"{path} is of another agent: {error}; resume with the settings that the run was started with") from error
+        self.metrics.restore(state["metrics"])
         if self.directory.metrics.exists():
             self.file.cut(self.updater.version)
         return dict(state)
@@ -123,6 +126,7 @@ class Run:
         with _tensorboard(self.directory.path, self.plan.logging.tensorboard, self.updater.env_steps) as board:
             clock = _Clock(self.plan, self.updater.env_steps)
             weights = self.updater.weights()
+            self.metrics.start(self.updater.env_steps)
             while not self.done and not interrupt:
                 gradients = self.group.pull(weights)
                 weights = self.updater.apply(gradients)

@@ -53,6 +53,10 @@ class RunDir:
             raise RunDirError(f"{self.path}: expected a run of format {FORMAT}, got {info.get('format') if isinstance(info, dict) else info!r}")
         return info
 
+    def import_from(self) -> list[str]:
+        """The folders that the run imported the user's own components from; none where this holds no run."""
+        return list(self.read_info()["import_from"]) if self.info.exists() and self.experiment.exists() else []
+
     def write_info(self, info: dict[str, Any]) -> None:
         """run.json, whole or not at all."""
         aside = self.info.with_name(".run.json")

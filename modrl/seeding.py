@@ -7,6 +7,7 @@ environment's stream does not depend on which worker steps it.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,3 +34,8 @@ def generator(seed: int, role: Role, number: int = 0, device: torch.device | str
     """A torch generator for this role and number."""
     words = np.random.SeedSequence(seed, spawn_key=(int(role), number)).generate_state(1, np.uint64)
     return torch.Generator(device=device).manual_seed(int(words[0] >> np.uint64(1)))
+
+
+def restore(generator: torch.Generator, state: Any) -> None:
+    """Puts the generator where it was when `get_state` gave this tensor or array, which may be read-only."""
+    generator.set_state(state if isinstance(state, torch.Tensor) else torch.from_numpy(np.array(state)))

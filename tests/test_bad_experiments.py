@@ -73,7 +73,7 @@ FILES = [
     (8, "evaluation: {every: 3 weeks}", ["bad.yaml:8  evaluation.every: expected env steps (1e6) or a duration (30s, 10min, 2h), got '3 weeks' (str)"]),
     (8, "checkpoint: {keep: 0}", ["bad.yaml:8  checkpoint.keep: must be at least 1, got 0"]),
     (8, "machine: {precision: fp16}", ["bad.yaml:8  machine.precision: expected one of fp32, bf16, got 'fp16'"]),
-    (8, "extends: nowhere.yaml", ["nowhere.yaml  cannot be read: No such file or directory"]),
+    (8, "extends: nowhere.yaml", ["bad.yaml:8  extends: nowhere.yaml cannot be read: No such file or directory"]),
     (8, "extends: bad.yaml", None),
 ]  # fmt: skip
 

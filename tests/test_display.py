@@ -41,7 +41,7 @@ def test_plain_lines_say_where_the_run_is(clock):
     lines = shown(rows, clock).splitlines()
     assert lines[0] == "a run: starting"
     assert [line.split() for line in lines[1:]] == [
-        ["1,000", "of", "10,000", "steps", "500", "steps/s", "0:18", "left", "return", "1.5", "lag", "1", "(max", "2)", "policy", "-0.25"],
+        ["1,000", "of", "10,000", "steps", "500", "steps/s", "0:18", "left", "return", "1.5", "lag", "1", "(max", "2)", "loss/policy", "-0.25"],
         [
             "3,000",
             "of",
@@ -59,7 +59,7 @@ def test_plain_lines_say_where_the_run_is(clock):
             "1.5",
             "(max",
             "3)",
-            "policy",
+            "loss/policy",
             "0.5",
         ],
     ]

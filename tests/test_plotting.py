@@ -45,9 +45,9 @@ def test_a_curve_is_the_rows_that_have_a_return(runs):
 def test_seeds_of_one_experiment_are_one_group(runs, drawn, tmp_path):
     out = plot([runs / "seed1", runs / "other", runs / "seed2", runs / "seed3"], tmp_path / "new" / "curves.png")
     assert out.read_bytes().startswith(b"\x89PNG")
+    one, other = "small · local, algorithm=impala, algorithm.reduction=sum", "small · local, algorithm=a2c, algorithm.reduction=mean"
     assert drawn == [
-        (3, "env_steps", "small · local, 3 seeds"), (3, "wall_seconds", "small · local, 3 seeds"),
-        (1, "env_steps", "small · local (2)"), (1, "wall_seconds", "small · local (2)"),
+        (3, "env_steps", f"{one}, 3 seeds"), (3, "wall_seconds", f"{one}, 3 seeds"), (1, "env_steps", other), (1, "wall_seconds", other),
     ]  # fmt: skip
 
 

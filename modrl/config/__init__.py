@@ -5,10 +5,12 @@ from modrl.config.components import (
     REGISTRY,
     Component,
     builtins_of,
+    import_module,
     is_builtin,
     load_object,
     module_name,
     public_name,
+    raised,
     resolve,
     with_article,
 )
@@ -20,6 +22,6 @@ from modrl.config.settings import Settings, problem
 
 __all__ = [
     "ADAPTERS", "REGISTRY", "BadInput", "Component", "ConfigError", "Document", "Origin", "Path_", "Problem", "Settings", "builtins_of",
-    "dotted", "dump", "is_builtin", "json_schema", "load_object", "merge", "module_name", "nearest", "origin_of", "override", "parse", "problem",
-    "public_name", "read", "read_file", "resolve", "to_yaml", "validate", "with_article",
+    "dotted", "dump", "import_module", "is_builtin", "json_schema", "load_object", "merge", "module_name", "nearest", "origin_of",
+    "override", "parse", "problem", "public_name", "raised", "read", "read_file", "resolve", "to_yaml", "validate", "with_article",
 ]  # fmt: skip

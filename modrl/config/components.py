@@ -13,6 +13,7 @@ import importlib
 import inspect
 import re
 import sys
+import traceback
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -66,6 +67,9 @@ class Component:
 
     def __init_subclass__(cls, kind: str | None = None, name: str | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
+        for base in cls.__bases__:
+            if issubclass(base, Component) and not (inspect.isclass(cls.Config) and issubclass(cls.Config, base.Config)):
+                raise TypeError(f"{cls.__qualname__}.Config must extend the settings of its base class: class Config({base.__qualname__}.Config)")
         if "Config" not in cls.__dict__:
             base = cast(Any, cls).Config
             namespace = {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.Config", "__doc__": base.__doc__}
@@ -109,6 +113,40 @@ def public_name(component: type[Component]) -> str:
     return f"{module_name(component)}:{component.__qualname__}"
 
 
+def import_module(module: str, wanted: str) -> types.ModuleType:
+    """A module of the user's, for the thing in it that a file names.
+
+    Raises:
+        ValueError: there is no such module, or it raised; says which, and where.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module}.".startswith(f"{error.name}."):
+            raise ValueError(
+                f"cannot import {module!r} for {wanted!r}: {error}; it is looked for beside the experiment file and on sys.path"
+            ) from error
+        raise ValueError(f"importing {module!r} for {wanted!r} failed: {raised(error)}") from error
+    except Exception as error:  # a user's module may raise anything at import
+        raise ValueError(f"importing {module!r} for {wanted!r} failed: {raised(error)}") from error
+
+
+def raised(error: BaseException) -> str:
+    """What code of the user's raised, on one line, with the place: the user's own last line, or else a library's."""
+    text = str(getattr(error, "message", error)).partition("\n")[0]  # pydantic's go on with a link
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {text}"  # says where itself
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _OURS.search(frame.filename)]
+    own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
+    where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {text}{where}" if text else f"{type(error).__name__}{where}"
+
+
+_OURS = re.compile(
+    "^<|" + "|".join(f"^{re.escape(str(folder))}" for folder in (Path(__file__).parents[1], Path(inspect.__file__).parent / "importlib"))
+)
+
+
 def load_object(path: str) -> Any:
     """What `package.module:name` names.
 
@@ -119,12 +157,7 @@ def load_object(path: str) -> Any:
     if not re.fullmatch(r"[\w.]+:[\w.]+", path):
         raise ValueError(f"expected package.module:Name, got {path!r}")
     main = sys.modules["__main__"]
-    try:
-        found = main if module == module_name(types.SimpleNamespace(__module__="__main__")) else importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise ValueError(f"cannot import {module!r} for {path!r}: {error}; it is looked for beside the experiment file and on sys.path") from error
-    except Exception as error:  # a user's module may raise anything at import: say where
-        raise ValueError(f"importing {module!r} for {path!r} failed: {type(error).__name__}: {error}") from error
+    found = main if module == module_name(types.SimpleNamespace(__module__="__main__")) else import_module(module, path)
     for part in name.split("."):
         if not hasattr(found, part):
             meant = nearest(part, dir(found))

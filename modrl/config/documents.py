@@ -127,6 +127,13 @@ def _replaces(old: dict[str, Any], new: dict[str, Any]) -> bool:
     return any(selector in new and new[selector] != old.get(selector) for selector in SELECTORS)
 
 
+def _paths(value: Any, path: Path_) -> Iterator[Path_]:
+    """The paths of all that is nested in a value."""
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield (*path, key)
+        yield from _paths(item, (*path, key))
+
+
 def override(text: str) -> Document:
     """One `key.path=value` of the command line.
 
@@ -143,6 +150,7 @@ def override(text: str) -> Document:
     except yaml.YAMLError:
         raise ConfigError([Problem(path, f"not valid YAML: {value!r}", origin)], "the command line") from None
     origins: dict[Path_, Origin] = {path[: i + 1]: origin for i in range(len(path))}
+    origins |= dict.fromkeys(_paths(nested, path), origin)
     for part in reversed(path):
         nested = {part: nested}
     return Document(nested, origins)
@@ -154,18 +162,20 @@ def read_file(path: Path) -> Document:
     Raises:
         ConfigError: a file is missing, malformed, or extends itself.
     """
-    return _read_file(path, ())
+    return _read_file(Path(path), (), None)
 
 
-def _read_file(path: Path, chain: tuple[Path, ...]) -> Document:
-    path = Path(path)
+def _read_file(path: Path, chain: tuple[Path, ...], named_at: Origin | None) -> Document:
     if path.resolve() in chain:
-        raise ConfigError([Problem(("extends",), f"{path} extends itself", Origin(str(chain[-1])))], str(path))
+        raise ConfigError([Problem(("extends",), f"{path} extends itself", named_at)], str(path))
     try:
         document = read(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a text file in UTF-8"
-        raise ConfigError([Problem((), f"cannot be read: {reason}", Origin(str(path)))], str(path)) from None
+        wrong = Problem((), f"cannot be read: {reason}", Origin(str(path)))
+        if named_at is not None:
+            wrong = Problem(("extends",), f"{path} cannot be read: {reason}", named_at)
+        raise ConfigError([wrong], str(chain[-1] if chain else path)) from None
     parents = document.data.pop("extends", [])
     if isinstance(parents, str):
         parents = [parents]
@@ -173,5 +183,5 @@ def _read_file(path: Path, chain: tuple[Path, ...]) -> Document:
         raise ConfigError([Problem(("extends",), "expected a file or a list of files", document.origins[("extends",)])], str(path))
     base = Document({}, {})
     for parent in parents:
-        base = merge(base, _read_file(path.parent / parent, (*chain, path.resolve())))
+        base = merge(base, _read_file(path.parent / parent, (*chain, path.resolve()), document.origins[("extends",)]))
     return merge(base, document)

@@ -33,23 +33,25 @@ def validate(cls: type[S], document: Document, source: str) -> S:
 
 
 def _located(cls: type[Settings], item: Any, origins: Mapping[Path_, Origin]) -> Problem:
-    """The problem, at the key to change; where an unknown top-level key is known one level down, it says so."""
+    """The problem, at the key to change; where an unknown key is known in a block, it says which."""
     context = item.get("ctx", {})
     path = (*item["loc"], *str(context["at"]).split(".")) if context.get("at") else tuple(item["loc"])
     text = str(context["text"]) if item["type"] == "modrl" else str(item["msg"]).removeprefix("Value error, ")
-    return Problem(path, _one_level_down(cls, path, text), origin_of(path, origins))
+    return Problem(path, _known_elsewhere(cls, path, text), origin_of(path, origins))
 
 
-def _one_level_down(cls: type[Settings], path: Path_, text: str) -> str:
-    if len(path) == 1 and text.startswith("unknown key; known are"):
+def _known_elsewhere(cls: type[Settings], path: Path_, text: str) -> str:
+    if text.startswith("unknown key") and path == ("extend",):
+        return "unknown key; did you mean 'extends'?"
+    if len(path) <= 2 and text.startswith("unknown key; known are"):
         for name, field in cls.model_fields.items():
             for member in members_of(field.annotation):
                 kind = getattr(member, "__dict__", {}).get("opens_kind")
                 owners: list[Any] = [c.Config for c in REGISTRY[kind].values()] if kind else []
                 if not kind and inspect.isclass(member) and issubclass(member, Settings):
                     owners = [member]
-                if any(path[0] in owner.model_fields for owner in owners):
-                    return f"unknown key; did you mean '{name}.{path[0]}'?"
+                if name != path[0] and any(path[-1] in owner.model_fields for owner in owners):
+                    return f"unknown key; did you mean '{name}.{path[-1]}'?"
     return text
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Self
 
 import gymnasium
 import numpy as np
+from gymnasium.vector.utils import batch_space
 from pydantic import Field
 
 from modrl.config import Component
@@ -96,12 +97,17 @@ class Probe(NamedTuple):
     observation_space: gymnasium.Space  # of one environment
     action_space: gymnasium.Space  # of one environment
     action_repeat: int  # frames per agent step
+    first: Timestep  # of one environment: what its reset gives
 
 
 def probe(config: Envs.Config) -> Probe:
-    """Makes one environment, looks at it, and closes it."""
+    """Makes one environment, takes one step in it, and closes it."""
     envs: Envs = config.build(numbers=(0,), seeds=(0,), training=False)
     try:
-        return Probe(envs.observation_space, envs.action_space, envs.action_repeat)
+        first = envs.reset()
+        actions = batch_space(envs.action_space, 1)
+        actions.seed(0)
+        envs.step(actions.sample())
+        return Probe(envs.observation_space, envs.action_space, envs.action_repeat, first)
     finally:
         envs.close()

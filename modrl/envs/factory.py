@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers import TimeLimit
 
-from modrl.config import load_object, module_name, nearest
+from modrl.config import import_module, load_object, module_name, nearest
 from modrl.envs.member import Member
 
 
@@ -23,7 +22,10 @@ def registered(name: str) -> EnvSpec:
         ValueError: it knows no such id; names the nearest.
     """
     module, _, env_id = name.rpartition(":")
-    _import_for(module, env_id)
+    try:
+        _import_for(module, env_id)
+    except ValueError as error:
+        raise ValueError(f"envs.id: {error}") from error
     if env_id in gymnasium.registry:
         return gymnasium.registry[env_id]
     latest = [known for known in gymnasium.registry if known.rpartition("-v")[0] == env_id]  # without its version
@@ -37,10 +39,7 @@ def registered(name: str) -> EnvSpec:
 
 def _import_for(module: str, env_id: str) -> None:
     if module:
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise ValueError(f"envs.id: cannot import {module!r} for {module}:{env_id}: {error}") from error
+        import_module(module, f"{module}:{env_id}")
     elif env_id.startswith("ALE/") or "NoFrameskip" in env_id:
         import ale_py  # registers its ids
 

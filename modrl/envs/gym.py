@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, NoReturn, Self, cast
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from pydantic import Field, WithJsonSchema, field_serializer, field_validator, model_validator
 
-from modrl.config import load_object
+from modrl.config import ADAPTERS, load_object
 from modrl.envs import saving
 from modrl.envs.factory import Factory, named, register, registered, registration, written
 from modrl.envs.member import Member
@@ -121,6 +121,13 @@ class Gym(Vector, name="gym"):
 
     def _members(self) -> list[Member]:
         return cast(list[Member], cast(SyncVectorEnv, self.vector).envs)
+
+
+def _no_envs(name: str, found: Any, settings: dict[str, Any]) -> NoReturn:
+    raise ValueError(f"{name!r} is not derived from modrl's Envs; an environment of gymnasium's interface is {{name: gym, id: {name}}}")
+
+
+ADAPTERS["envs"] = _no_envs
 
 
 class _Given:

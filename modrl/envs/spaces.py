@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,42 @@ def require_supported(space: Space, where: str = "action space") -> None:
         require_supported(part, f"{where}.{key}")
     if not isinstance(space, (Box, Discrete, MultiBinary, MultiDiscrete, Dict, Tuple)):
         raise ValueError(f"{where}: {type(space).__name__} is not supported, only {SUPPORTED}; translate it in a wrapper")
+
+
+def misfit(space: Space, obs: Any, where: str = "") -> str | None:
+    """What of one observation does not fit its space: keys, shape, dtype, or a value that a discrete space has not. None: all fits.
+
+    Bounds of a Box are left alone: no actor relies on them.
+    """
+    at = f"{where}: " if where else ""
+    if isinstance(space, Dict):
+        if not isinstance(obs, Mapping) or obs.keys() != space.keys():
+            given = ", ".join(map(str, obs)) if isinstance(obs, Mapping) else _brief(obs)
+            return f"{at}expected the keys {', '.join(space)}, got {given}"
+        inner = ((misfit(part, obs[key], f"{where}.{key}".lstrip("."))) for key, part in space.items())
+        return next((text for text in inner if text), None)
+    if isinstance(space, Tuple):
+        if not isinstance(obs, (tuple, list)) or len(obs) != len(space):
+            return f"{at}expected a tuple of {len(space)}, got {_brief(obs)}"
+        inner = (misfit(part, obs[i], f"{where}.{i}".lstrip(".")) for i, part in enumerate(space))
+        return next((text for text in inner if text), None)
+    array = np.asarray(obs)
+    if array.dtype.kind not in "biuf":
+        return f"{at}expected numbers, got {_brief(obs)}"
+    if array.shape != (space.shape or ()):
+        return f"{at}expected shape {list(space.shape or ())}, got {list(array.shape)}"
+    if array.dtype.kind == "f" and not (isinstance(space, Box) and space.dtype is not None and space.dtype.kind == "f"):
+        return f"{at}expected {space.dtype}, got {array.dtype}: {_brief(obs)}"
+    if array.dtype.kind == "f" and np.isnan(array).any():
+        return f"{at}{'is' if array.ndim == 0 else 'contains'} not a number (nan)"
+    if not isinstance(space, Box) and not space.contains(array.astype(space.dtype)):
+        return f"{at}{_brief(obs)} is not in {space}"
+    return None
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return f"{text if len(text) < 60 else text[:57] + '...'} ({type(value).__name__})"
 
 
 def adopted(space: Space, batch: Any) -> Tree:

@@ -12,6 +12,7 @@ from modrl.agent.actors.base import Actor, Memory
 from modrl.envs.base import Envs, Timestep
 from modrl.messages import Episode, Rollout, Tree, Weights
 from modrl.scheme.compute import Compute, load
+from modrl.seeding import restore
 from modrl.tree import to_numpy, to_torch, tree_map
 
 
@@ -65,8 +66,8 @@ class Collector:
 
     def restore(self, state: dict[str, Any]) -> bool:
         """Continues from `state`; whether episodes go on where they were."""
-        self.generator.set_state(torch.as_tensor(state["generator"]))
-        if "envs" not in state:
+        restore(self.generator, state["generator"])
+        if "envs" not in state or len(state["now"]["first"]) != len(self.envs.numbers):
             return False
         self.envs.restore(state["envs"])
         self.now = Timestep(**state["now"])._replace(episodes=())

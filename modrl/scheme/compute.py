@@ -27,10 +27,17 @@ class Compute(NamedTuple):
 
 @torch.no_grad()
 def load(module: nn.Module, state: Mapping[str, Any]) -> None:
-    """Copies a state into the module, in one call per device."""
+    """Copies a state into the module, in one call per device.
+
+    Raises:
+        ValueError: it is of another network; names the first parameter that differs.
+    """
     own = module.state_dict()
     if own.keys() != state.keys():
-        raise KeyError(f"weights do not fit {type(module).__name__}: {sorted(own.keys() ^ state.keys())[:4]} are on one side only")
+        raise ValueError(f"weights do not fit {type(module).__name__}: {', '.join(sorted(own.keys() ^ state.keys())[:4])}: on one side only")
+    for name, value in own.items():
+        if value.shape != state[name].shape:
+            raise ValueError(f"weights do not fit {type(module).__name__}: {name} is {list(value.shape)} here, {list(state[name].shape)} there")
     if own:
         torch._foreach_copy_(list(own.values()), [to_torch(state[name]) for name in own])
 

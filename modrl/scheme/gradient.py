@@ -15,6 +15,7 @@ from modrl.agent.storages.base import Storage
 from modrl.messages import Episode, Gradient, Weights
 from modrl.scheme.compute import Compute, load
 from modrl.scheme.group import Group
+from modrl.seeding import restore
 
 
 class GradientWorker:
@@ -86,6 +87,8 @@ class GradientWorker:
         start = time.perf_counter()
         parameters = self.algorithm.parameters()[loss.optimizer]
         terms = loss.sums(loss.terms)
+        if "total" in terms:
+            raise ValueError("a loss term cannot be called 'total', which is the terms' sum: rename it")
         total = torch.stack(list(terms.values())).sum()
         if not torch.isfinite(total):
             raise FloatingPointError(f"the loss is not finite: {', '.join(f'{name} {value.item():g}' for name, value in terms.items())}")
@@ -94,7 +97,7 @@ class GradientWorker:
         for parameter in parameters:
             parameter.grad = None
         with torch.no_grad():
-            sums = {f"loss/{name}": value for name, value in terms.items()} | {"loss/total": total} | loss.sums(loss.metrics)
+            sums = {f"loss/{name}": value for name, value in terms.items()} | {"loss/total": total} | loss.sums(loss.metrics, "metric")
             metrics = dict(zip(sums, torch.stack([s.detach().float() for s in sums.values()]).tolist(), strict=True))
         weight = int(loss.valid.sum())
         news, self._news = self._news, _News()
@@ -117,7 +120,7 @@ class GradientWorker:
         """Continues from `state`; whether all episodes go on where they were."""
         self.storage.restore(state["storage"])
         if self.algorithm.generator is not None and state["generator"] is not None:
-            self.algorithm.generator.set_state(torch.as_tensor(state["generator"]))
+            restore(self.algorithm.generator, state["generator"])
         return self.collection.restore(state["collection"])
 
     def close(self) -> None:

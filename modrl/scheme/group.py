@@ -143,7 +143,9 @@ class Group:
         return {"pulls": self.pulls, "tasks": tasks, "workers": self.call("state")}
 
     def restore(self, state: dict[str, Any]) -> bool:
-        """Continues from `state`; whether all workers could continue exactly."""
+        """Continues from `state`; whether all workers could continue exactly: never where it was of another number of workers."""
+        if len(state["workers"]) != len(self.workers):
+            return False
         self.pulls = state["pulls"]
         self._tasks = [_Task(t["worker"], t["start"], _finished(t["result"]), self._clock) for t in state["tasks"]]
         return all(self.call("restore", state["workers"]))

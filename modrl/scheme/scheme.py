@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache, partial
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from modrl.config import Document, Settings, merge, nearest, problem, read
+from modrl.config import Document, Settings, merge, nearest, problem, read, read_file
 from modrl.scheme.group import Group, Handle
 from modrl.scheme.parts import Parts
 from modrl.scheme.places.here import HereWorker
@@ -47,7 +48,7 @@ class Workers(Settings):
         if isinstance(self.gather, int) and not 1 <= self.gather <= self.workers:
             raise problem(f"must lie between 1 and {self.workers} (the number of workers), got {self.gather}", "gather")
         if self.gather == "all" and self.max_lag is not None:
-            raise problem("has no effect with gather: all, where the lag is the number of tasks ahead; leave it out or gather fewer", "max_lag")
+            raise problem("has no effect with gather: all, where the lag is the number of tasks ahead; set it to null or gather fewer", "max_lag")
         if isinstance(self.gather, int) and self.max_lag is None:
             raise problem(f"missing; with gather: {self.gather} state how many pulls a result may be behind", "max_lag")
         if self.place != "ray" and self.resources != Resources():
@@ -228,17 +229,22 @@ def preset_text(name: str) -> str:
     return files("modrl.scheme").joinpath("presets", f"{name}.yaml").read_text("utf-8")
 
 
-def expand(document: Document) -> Document:
-    """The scheme's block laid over the preset that it names.
+def expand(document: Document, folder: Path = Path()) -> Document:
+    """The scheme's block laid over what its `preset` names: one of modrl's, or a file of the user's, looked for in `folder`.
 
     Raises:
-        ValueError: there is no such preset; names the nearest.
+        ValueError: there is no such preset; names the nearest. ConfigError: the file cannot be read.
     """
     name = document.data.get("preset")
+    if isinstance(name, str) and name.endswith((".yaml", ".yml")):
+        rest = {key: value for key, value in document.data.items() if key != "preset"}
+        document = merge(read_file(folder / name), Document(rest, document.origins))
+        name = document.data.get("preset")
     if name is None:
         return document
     if name not in presets():
         meant = nearest(str(name), presets())
-        raise ValueError(f"no scheme is called {name!r}; {f'did you mean {meant!r}?' if meant else 'known are ' + ', '.join(presets())}")
+        known = f"did you mean {meant!r}?" if meant else f"known are {', '.join(presets())}, or a file of your own, NAME.yaml"
+        raise ValueError(f"no scheme is called {name!r}; {known}")
     preset = presets()[str(name)]
     return merge(Document({"preset": name, **preset.data}, preset.origins), document)

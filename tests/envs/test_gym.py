@@ -86,7 +86,7 @@ def test_an_unknown_id_is_refused_with_the_nearest():
     ("text", "message"),
     [
         ("id: 'no.such.module:make'", "envs.id: cannot import 'no.such.module'"),
-        ("id: 'no_such_module:Some-v0'", "envs.id: cannot import 'no_such_module' for no_such_module:Some-v0"),
+        ("id: 'no_such_module:Some-v0'", "envs.id: cannot import 'no_such_module' for 'no_such_module:Some-v0'"),
         ("id: 'tests.envs.registering:mak'", "envs.id: module 'tests.envs.registering' has no 'mak'; did you mean 'make'?"),
         ("id: 'x:<lambda>'", "envs.id: 'x:<lambda>' stands for a function that only the script that made it knows"),
         ("id: 3", "envs.id: expected an id, a function's name or a function, got 3"),
@@ -278,7 +278,9 @@ def test_atari_ids_need_no_import():
 
 
 def test_a_probe_tells_the_spaces_and_the_action_repeat():
-    assert probe(Gym.Config(id="CartPole-v1", count=8))[1:] == (gymnasium.spaces.Discrete(2), 1)
+    found = probe(Gym.Config(id="CartPole-v1", count=8))
+    assert found[1:3] == (gymnasium.spaces.Discrete(2), 1)
+    assert found.first.obs.shape == (1, 4)
 
 
 def test_importing_the_envs_imports_no_emulator():

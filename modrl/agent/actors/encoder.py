@@ -13,7 +13,7 @@ from torch import nn
 
 from modrl.agent.actors.spaces import KeyPath, dotted, leaf_at, leaf_spaces
 from modrl.agent.actors.torsos import Torso
-from modrl.config import BadInput, nearest, problem, resolve
+from modrl.config import BadInput, nearest, problem, public_name, resolve
 from modrl.messages import Tree
 
 
@@ -58,7 +58,7 @@ class Encoder(nn.Module):
         return cast(list[Torso], list(self.torsos))
 
     def forward(self, obs: Tree) -> torch.Tensor:
-        parts = [torso(torso.prepare(leaf_at(obs, path))) for path, torso in zip(self.paths, self._torsos(), strict=True)]
+        parts = [_features(torso, leaf_at(obs, path)) for path, torso in zip(self.paths, self._torsos(), strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def init_orthogonal(self, gain: float) -> None:
@@ -67,11 +67,26 @@ class Encoder(nn.Module):
             torso.init_orthogonal(gain)
 
 
+def _features(torso: Torso, leaf: torch.Tensor) -> torch.Tensor:
+    """The features [N, size] of one leaf [N, ...] of the observations.
+
+    Raises:
+        BadInput: the torso gave something else.
+    """
+    features = torso(torso.prepare(leaf))
+    if not isinstance(features, torch.Tensor) or features.shape != (len(leaf), torso.size):
+        given = list(features.shape) if isinstance(features, torch.Tensor) else f"a {type(features).__name__}"
+        raise BadInput(f"torso {public_name(type(torso))} gave {given}, expected {[len(leaf), torso.size]}: observations × its `size`")
+    return features
+
+
 def _build(config: Torso.Config, path: KeyPath, space: gymnasium.Space) -> Torso:
     try:
         torso: Torso = config.build(space=space)
     except BadInput as error:
         raise BadInput(f"observation {dotted(path)!r}: {error}" if path else str(error)) from error
+    if not isinstance(getattr(torso, "size", None), int):
+        raise BadInput(f"torso {public_name(config.owner)} does not say how many features it gives: set self.size in its __init__")
     return torso
 
 
@@ -83,13 +98,13 @@ def _by_path(choice: dict[str, Torso.Config], paths: list[KeyPath]) -> dict[KeyP
     """
     names = {dotted(path): path for path in paths}
     if names.keys() == {""}:
-        raise BadInput(f"torso: a torso for each of {', '.join(choice)} was given, but the observation has no keys: give one torso")
+        raise BadInput(f"actor.torso: a torso for each of {', '.join(choice)} was given, but the observation has no keys: give one torso")
     for key in choice:
         if key not in names:
             meant = nearest(key, names)
             hint = f"did you mean {meant!r}?" if meant else f"known are {', '.join(names)}"
-            raise BadInput(f"torso.{key}: the observation has no such key; {hint}")
+            raise BadInput(f"actor.torso.{key}: the observation has no such key; {hint}")
     missing = [name for name in names if name not in choice]
     if missing:
-        raise BadInput(f"torso: no torso for {', '.join(missing)}; give one for each key (auto chooses by the observation)")
+        raise BadInput(f"actor.torso: no torso for {', '.join(missing)}; give one for each key (auto chooses by the observation)")
     return {path: choice[name] for name, path in names.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -35,16 +35,19 @@ class Loss(NamedTuple):
         """
         return torch.stack(list(self.sums(self.terms).values())).sum()
 
-    def sums(self, parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def sums(self, parts: dict[str, torch.Tensor], what: str = "loss term") -> dict[str, torch.Tensor]:
         """Each part summed over the valid steps. A last row that answers the bootstrap observation is dropped."""
         shape, sums = self.valid.shape, {}
+        if not isinstance(parts, Mapping):
+            raise ValueError(f"{what}s have to be a dict of tensors by name, got {type(parts).__name__}")
         for name, part in parts.items():
-            if part.shape == (shape[0] + 1, *shape[1:]):
+            given = list(part.shape) if isinstance(part, torch.Tensor) else f"the {type(part).__name__} {part!r}"
+            if given == [shape[0] + 1, *shape[1:]]:
                 part = part[:-1]
-            if part.shape != shape:
+            elif given != list(shape):
                 raise ValueError(
-                    f"loss term {name!r} has shape {list(part.shape)}, expected one number per step, {list(shape)}: "
-                    "filler is masked and shards are added by step, so do not average inside a term"
+                    f"{what} {name!r} is {given}, expected one number per step, {list(shape)}: "
+                    "filler is masked and shards are added by step, so do not average inside it"
                 )
             sums[name] = torch.where(self.valid, part, 0).sum()
         return sums

@@ -12,6 +12,7 @@ from modrl.agent.batch import Batch, concatenate
 from modrl.agent.storages.base import Storage
 from modrl.agent.storages.pending import Pending
 from modrl.messages import Rollout
+from modrl.seeding import restore
 from modrl.tree import to_torch
 
 
@@ -75,5 +76,5 @@ class Replay(Storage, name="replay"):
     def restore(self, state: Any) -> None:
         """Continues from what `state` gave: exactly with contents; without them the replay fills anew."""
         self._pending.restore(state["pending"])
-        self.generator.set_state(torch.as_tensor(state["generator"]))
+        restore(self.generator, state["generator"])
         self._stored = deque(map(to_torch, state["stored"]), maxlen=self.config.capacity)

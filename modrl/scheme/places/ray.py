@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sys
 import traceback
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, cast
 
 # Without it Ray resolves 127.0.0.1 to this machine's outer address on Linux, and listens there.
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_worker_niceness", "0")  # as every other place: where cores are busy, collectors of niceness 15 starve
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a worker without GPUs keeps CUDA_VISIBLE_DEVICES
 
 import ray
@@ -80,11 +81,38 @@ class Cluster:
             ray.shutdown()
 
 
-class _Remote:
+def _process_class() -> Any:
+    """The class of the actor that Ray starts in a process of its own.
+
+    It travels by value, for it is no module's: the process imports modrl only when it knows where this process has it from.
+    Ray itself puts the working directory first, in which there may be another one.
+    """
+    home = str(Path(__file__).parents[3])
+
+    class Process:
+        def __init__(self, name: str, paths: list[str], threads: int) -> None:
+            import sys
+
+            paths = [*paths, *(path for path in sys.path if path not in paths)]
+            sys.path[:] = [home, *paths]
+            from modrl.scheme.places.ray import Remote
+
+            sys.path[:] = paths
+            self.remote = Remote(name, threads)
+
+        def start(self, payload: bytes) -> Any:
+            return self.remote.start(payload)
+
+        def call(self, method: str, *arguments: Any) -> Any:
+            return self.remote.call(method, *arguments)
+
+    return Process
+
+
+class Remote:
     """The process side of a worker: makes it, and runs its methods."""
 
-    def __init__(self, name: str, paths: list[str], threads: int) -> None:
-        sys.path[:0] = [path for path in paths if path not in sys.path]
+    def __init__(self, name: str, threads: int) -> None:
         torch.set_num_threads(threads)
         self.name = name
         self.worker: Any = None
@@ -111,7 +139,7 @@ class RayWorker:
         self.name = name
         extra = {key: value for key, value in resources.items() if key not in {"CPU", "GPU"}}
         options = {"num_cpus": resources.get("CPU", 0), "num_gpus": resources.get("GPU", 0), "resources": extra}
-        self.actor = cast(Any, ray.remote(_Remote).options(**options).remote(name, paths, threads))
+        self.actor = cast(Any, ray.remote(_process_class()).options(**options).remote(name, paths, threads))
         self._started = self.actor.start.remote(cloudpickle.dumps(factory))
 
     def wait_started(self) -> None:
