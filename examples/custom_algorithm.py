@@ -10,7 +10,7 @@ from modrl.agent.algorithms import IMPALA
 from modrl.agent.batch import Batch
 
 
-class CalmIMPALA(IMPALA, name="calm_impala"):
+class CalmIMPALA(IMPALA):
     """IMPALA whose critic pays for large values. The cost may be a schedule, as any number of an algorithm's settings."""
 
     class Config(IMPALA.Config):

@@ -10,7 +10,7 @@ from torch import nn
 from modrl.agent.actors import Torso
 
 
-class Fourier(Torso, name="fourier"):
+class Fourier(Torso):
     """Sines and cosines of random projections (Rahimi & Recht, 2007), then one hidden layer."""
 
     class Config(Torso.Config):

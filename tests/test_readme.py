@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -41,13 +42,14 @@ def commands(text, program):
 
 
 FILES = files(README)
+SHOWN = {name: block for page in PAGES for name, block in files(page.read_text("utf-8")).items()}
 MODRL = [(page.name, words) for page in PAGES for words in commands(page.read_text("utf-8"), "modrl")]
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder that holds the README's files, as a user would have copied them."""
-    for name, text in FILES.items():
+    """A folder that holds the files that are shown, as a user would have copied them."""
+    for name, text in SHOWN.items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -72,6 +74,22 @@ def test_the_readmes_experiments_run(folder, name):
     python("-m", "modrl", "train", name, "steps=512", "logging.tensorboard=false", "--run-dir", "run", cwd=folder)
     columns = read_columns(folder / "run")
     assert ("loss/calm" in columns) == (name == "custom_algorithm.yaml")
+
+
+def test_the_docs_algorithm_logs_what_it_says(folder):
+    python(
+        "-m",
+        "modrl",
+        "train",
+        "cartpole.yaml",
+        "algorithm.name=logged:Logged",
+        "steps=512",
+        "logging.tensorboard=false",
+        "--run-dir",
+        "run",
+        cwd=folder,
+    )
+    assert {"loss/small", "rewarded"} <= set(read_columns(folder / "run"))
 
 
 def read_columns(run):
@@ -137,8 +155,10 @@ def test_the_readme_lists_every_scheme():
 def test_yaml_in_the_docs_can_be_laid_over_an_experiment(page, folder):
     """Fragments stand for the part of a file that they are about; those that show a mistake are not marked as yaml."""
     for block in blocks(page.read_text("utf-8"), "yaml"):
-        (folder / "shown.yaml").write_text(block if "extends:" in block else f"extends: cartpole.yaml\n{block}")
         data = read(block, page.name).data
+        if "collection" in data:  # a scheme's file
+            block = f"scheme:\n{textwrap.indent(block, '  ')}"
+        (folder / "shown.yaml").write_text(block if "extends:" in block else f"extends: cartpole.yaml\n{block}")
         try:
             Experiment.load("shown.yaml")
         except ConfigError as error:
