@@ -21,9 +21,9 @@ def experiment(steps: int = 100_000) -> Experiment:
         name="compose",
         steps=steps,
         envs=Gym.Config(id="CartPole-v1", count=8),
-        actor=ActorCritic.Config(torso=MLP.Config(hidden=[64, 64]), value="separate", init="orthogonal"),
-        algorithm=IMPALA.Config(entropy_cost=Linear(0.2, 0), reduction="mean", reward="none"),
-        optimizer=Adam.Config(lr=Linear(3e-3, 0), max_grad_norm=40),
+        actor=ActorCritic.Config(torso=MLP.Config(hidden=[128, 128]), value="separate", init="orthogonal"),
+        algorithm=IMPALA.Config(entropy_cost=0.1, reduction="mean", reward="none"),
+        optimizer=Adam.Config(lr=Linear(1.5e-3, 0), max_grad_norm=0.5),
         storage=Fresh.Config(horizon=32, batch=8),
     )
 

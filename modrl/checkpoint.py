@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,13 +32,20 @@ class CheckpointError(BadInput):
 
 
 def save(path: Path, tree: Any) -> None:
-    """Writes the tree beside `path`, flushes it to disk, and renames it into place."""
+    """Writes the tree beside `path`, flushes it to disk, and renames it into place.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written to; nothing is left of it.
+    """
     arrays: dict[str, torch.Tensor] = {}
     metadata = {"format": str(FORMAT), "tree": json.dumps(_encode(tree, "", arrays))}
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        save_file(arrays, aside, metadata)
+        try:
+            save_file(arrays, aside, metadata)
+        except SafetensorError as error:
+            raise OSError(f"cannot write {path}: {error}") from error
         with open(aside, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(aside, path)
@@ -74,15 +81,34 @@ def found(folder: Path) -> list[Path]:
     return sorted(files, key=lambda file: int(file.name.removesuffix(SUFFIX)))
 
 
-def newest(folder: Path) -> tuple[Path, Any, list[str]] | None:
-    """The newest checkpoint that is whole, what is in it, and what was wrong with newer ones; None: there is none."""
-    wrong: list[str] = []
+class Newest(NamedTuple):
+    """The newest checkpoint that is whole."""
+
+    path: Path
+    tree: Any
+    damaged: list[Path]  # newer ones
+
+
+def newest(folder: Path) -> Newest | None:
+    """The newest checkpoint that is whole; None: there are none at all.
+
+    Raises:
+        CheckpointError: none of those that there are is whole.
+    """
+    wrong: dict[Path, str] = {}
     for path in reversed(found(folder)):
         try:
-            return path, load(path), wrong
+            return Newest(path, load(path), list(wrong))
         except CheckpointError as error:
-            wrong.append(str(error))
+            wrong[path] = str(error)
+    if wrong:
+        raise CheckpointError("\n".join([f"{folder}: no checkpoint in it is whole; move them away to start anew", *wrong.values()]))
     return None
+
+
+def put_aside(path: Path) -> Path:
+    """Renames a damaged checkpoint, so that it is counted no more."""
+    return path.rename(path.with_name(f"{path.name}.damaged"))
 
 
 def keep_newest(folder: Path, count: int) -> None:

@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 import os
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -71,7 +72,8 @@ def train(
             for row in run.stream():
                 display.show(row)
     except Interrupted as error:
-        err.print(f"{error}\ngo on with: modrl train {file} {' '.join(overrides or [])} --run-dir {directory.path} --resume", soft_wrap=True)
+        again = shlex.join(["modrl", "train", str(file), *(overrides or []), "--run-dir", str(directory.path), "--resume"])
+        err.print(f"{error}\ngo on with: {again}", markup=False, soft_wrap=True)
         raise typer.Exit(130 if error.signal == signal.SIGINT else 75) from None
     out.print(f"run directory: {directory.path}", soft_wrap=True)
 
@@ -208,7 +210,7 @@ def main() -> NoReturn:
     except Exception as error:
         from modrl.scheme.places.base import WorkerError
 
-        if not isinstance(error, (WorkerError, FloatingPointError)):
+        if not isinstance(error, (WorkerError, FloatingPointError, OSError)):
             raise
         _fail(str(error), 1)
     sys.exit(0)

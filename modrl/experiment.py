@@ -64,7 +64,7 @@ class Result:
 class Experiment(Settings):
     """Everything that one training run depends on. What changes the mathematics stands outside `scheme` and `machine`."""
 
-    name: str = Field("experiment", pattern=r"^[\w.-]+$")
+    name: str = Field("experiment", pattern=r"^[\w-][\w.-]*$")
     seed: int = Field(1, ge=0)
     steps: int = Field(ge=1)
     """Agent steps, over all workers."""
@@ -207,20 +207,23 @@ class Experiment(Settings):
         if directory.used and not resume:
             raise RunDirError(f"{directory.path} is not empty; choose another --run-dir, or continue the run in it with --resume")
         plan = self.plan()
-        if directory.used:
+        try:
+            return self._resumed(plan, directory) if directory.used else self._begun(plan, directory), directory
+        except OSError as error:
+            raise RunDirError(f"cannot write to {directory.path}: {error.strerror}") from error
+
+    def _begun(self, plan: Plan, directory: RunDir) -> Run:
+        return Run(plan, directory, directory.begin(to_yaml(self.to_dict()), import_folders(self)), resume=False)
+
+    def _resumed(self, plan: Plan, directory: RunDir) -> Run | None:
+        with directory.locked():
             info = directory.read_info()
             run = Run(plan, directory, info, resume=True)
             if run.done:
                 directory.write_info(info | {"status": "finished", "ended": info["ended"] or now()})
-                return None, directory
+                return None
             directory.experiment.write_text(to_yaml(self.to_dict()), "utf-8")
-        else:
-            try:
-                info = directory.begin(to_yaml(self.to_dict()), import_folders(self))
-            except OSError as error:
-                raise RunDirError(f"cannot write to {directory.path}: {error.strerror}") from error
-            run = Run(plan, directory, info, resume=False)
-        return run, directory
+            return run
 
     def plan(self) -> Plan:
         """All that a run needs; builds one environment to see its spaces, and the networks.
@@ -247,6 +250,7 @@ class Experiment(Settings):
         )  # fmt: skip
         algorithm: Algorithm = parts.make_algorithm()
         _try(algorithm.actor, first)
+        algorithm.check_share(self.storage.horizon, self.storage.batch // self.scheme.gradient.workers)
         losses = algorithm.num_losses
         parts = dataclasses.replace(parts, steps_per_round=self.steps_per_round(losses))
         return Plan(self.steps, parts, self.optimizer, self.scheme, self.evaluation, self.checkpoint, self.logging, action_repeat, losses)

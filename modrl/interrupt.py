@@ -7,6 +7,7 @@ import logging
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -17,7 +18,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 class Interrupted(KeyboardInterrupt):
     """A run was asked to stop, and did: with a checkpoint."""
 
-    def __init__(self, number: int, checkpoint: str | None) -> None:
+    def __init__(self, number: int, checkpoint: Path | None) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}" + (f"; checkpoint {checkpoint}" if checkpoint else ""))
         self.signal = number
 
@@ -30,7 +31,7 @@ class Interrupt:
         self._before: dict[int, Any] = {}
 
     def install(self) -> None:
-        """Listens, where this is the main thread; again after a library has put handlers of its own in place."""
+        """Listens, where this is the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in SIGNALS:

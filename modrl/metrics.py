@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from modrl.config import BadInput
 from modrl.messages import Gradient
 
 COLUMNS = (
@@ -139,8 +140,10 @@ class MetricsFile:
 
     def cut(self, updates: int) -> None:
         """Drops the rows past this number of updates: a resumed run writes them anew."""
-        columns, rows = read_rows(self.path)
-        self._write([row for row in rows if float(row[columns.index("updates")]) <= updates])
+        if self.path.exists():
+            columns, rows = read_rows(self.path)
+            at = columns.index("updates")
+            self._write([row for row in rows if number(self.path, row[at]) <= updates])
 
     def append(self, row: Row) -> None:
         """One more row, on disk when this returns."""
@@ -160,11 +163,29 @@ class MetricsFile:
 
 
 def read_rows(path: Path) -> tuple[list[str], list[list[str]]]:
-    """Columns and complete rows; a last row that was cut off in mid-write is left out."""
-    with open(path, newline="", encoding="utf-8") as file:
+    """Columns and complete rows; a last row that was cut off in mid-write is left out.
+
+    Raises:
+        BadInput: its header is not one of ours.
+    """
+    with open(path, newline="", encoding="utf-8", errors="replace") as file:
         rows = list(csv.reader(file))
     columns = rows[0] if rows else list(COLUMNS)
+    if columns[: len(COLUMNS)] != list(COLUMNS):
+        raise BadInput(f"{path}: its header is damaged, and so its rows cannot be read; mend it, or move the file away to go on without them")
     return columns, [row for row in rows[1:] if len(row) == len(columns)]
+
+
+def number(path: Path, cell: str) -> float:
+    """A cell of the file.
+
+    Raises:
+        BadInput: it is no number.
+    """
+    try:
+        return float(cell)
+    except ValueError:
+        raise BadInput(f"{path}: expected a number, got {cell!r}; mend the row or delete it") from None
 
 
 def _cell(value: float | int | None) -> str:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from modrl.config import BadInput, read_file
-from modrl.metrics import read_rows
+from modrl.metrics import number, read_rows
 from modrl.rundir import RunDir, RunDirError
 
 
@@ -32,7 +32,7 @@ def read_curve(directory: RunDir) -> Curve:
         raise RunDirError(f"{directory.path} holds no run: there is no metrics.csv")
     columns, rows = read_rows(directory.metrics)
     wanted = [columns.index(name) for name in Curve._fields]
-    table = np.array([[float(row[i]) for i in wanted] for row in rows if row[wanted[-1]]])
+    table = np.array([[number(directory.metrics, row[i]) for i in wanted] for row in rows if row[wanted[-1]]])
     if not len(table):
         raise RunDirError(f"{directory.path}: no episode has finished yet, so there is no return to plot")
     return Curve(*table.T)

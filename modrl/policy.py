@@ -80,7 +80,7 @@ def load_run(run_dir: str | Path, which: str | int = "latest") -> tuple[Experime
         found = checkpoint.newest(directory.checkpoints)
         if found is None:
             raise CheckpointError(f"{directory.path}: no whole checkpoint in it yet")
-        return experiment, found[1]
+        return experiment, found.tree
     if not str(which).isdecimal():
         raise CheckpointError(f"expected a checkpoint's env steps, or latest, got {which!r}")
     path = checkpoint.path_of(directory.checkpoints, int(which))

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from modrl import checkpoint, spaces
+from modrl.agent.actors.base import Actor
 from modrl.agent.optimizers import Optimizer
 from modrl.envs.base import Envs
 from modrl.evaluation import evaluate
@@ -58,24 +59,26 @@ class Run:
         self.group: Group = Group([], "gradient")
         self.last_row: Row = {}
         self._evaluator = _Evaluator(plan)
-        self._resume = self._find_checkpoint() if resume else None
+        self._resumed = resume
+        self._workers = self._find_checkpoint() if resume else None
 
-    def _find_checkpoint(self) -> dict[str, Any] | None:
+    def _find_checkpoint(self) -> list[Any] | None:
+        """Continues from the newest whole checkpoint, and gives its workers' states; damaged ones are put aside, rows past it dropped."""
         found = checkpoint.newest(self.directory.checkpoints)
         if found is None:
+            self.file.cut(0)
             return None
-        path, state, wrong = found
-        for text in wrong:
-            logger.warning("skipping %s", text)
-        logger.info("resuming from %s", path)
+        logger.info("resuming from %s", found.path)
         try:
-            self.updater.restore(state["updater"])
+            self.updater.restore(found.tree["updater"])
         except ValueError as error:
-            raise RunDirError(f"{path} is of another agent: {error}; resume with the settings that the run was started with") from error
-        self.metrics.restore(state["metrics"])
-        if self.directory.metrics.exists():
-            self.file.cut(self.updater.version)
-        return dict(state)
+            raise RunDirError(f"{found.path} is of another agent: {error}; resume with the settings that the run was started with") from error
+        for path in found.damaged:
+            logger.warning("skipping a damaged checkpoint, now %s", checkpoint.put_aside(path))
+        self.metrics.restore(found.tree["metrics"])
+        self.file.cut(self.updater.updates)
+        workers: list[Any] | None = found.tree["workers"]
+        return workers
 
     @property
     def done(self) -> bool:
@@ -86,41 +89,42 @@ class Run:
         """Trains, row by row.
 
         Raises:
-            WorkerError: a worker failed; nothing is left running.
-            FloatingPointError: a loss or gradient is not finite; it was not applied.
-            Interrupted: a signal asked for an end; a checkpoint was written.
+            RunDirError: another process trains in the same directory.
+            WorkerError: a worker failed: an environment raised, a loss was not finite, …; nothing is left running.
+            FloatingPointError: a gradient is not finite; it was not applied.
+            OSError: the run's directory could not be written to.
+            Interrupted: a signal asked for an end; a checkpoint was written if there was anything to keep.
         """
         with contextlib.ExitStack() as stack:
+            stack.enter_context(self.directory.locked())
             interrupt = stack.enter_context(listening())
             stack.enter_context(_torch_threads(self.plan, sum(p.numel() for p in self.updater.algorithm.actor.parameters())))
             scheme = Scheme(self.plan.scheme, self.plan.parts)
-            stack.callback(self._evaluator.close)
             stack.callback(scheme.close)
             try:
                 self.group = scheme.start()
                 stack.callback(self.group.close)
-                interrupt.install()  # ray puts a handler of its own in place
                 self._restore_workers()
                 yield from self._train(interrupt)
             except GeneratorExit:  # the caller has seen enough: as if interrupted
-                self._end("stopped", self._save(self._finish(self.updater.weights())))
+                self._save(self._finish(self.updater.weights()))
+                self._end("stopped")
                 raise
             except Interrupted:
                 raise
             except BaseException as error:
-                self._save(None)
-                self._end("failed", None, error)
+                self._fail(error)
                 raise
 
     def _restore_workers(self) -> None:
-        if self._resume is None:
+        if not self._resumed:
             return
-        states = self._resume["workers"]
+        states = self._workers
         exact = states is not None and len(states) == len(self.group.workers) and all(self.group.call("restore", states))
         self.info["restarts"].append({"time": now(), "env_steps": self.updater.env_steps, "episodes": "continued" if exact else "new"})
         self.info |= {"status": "running", "ended": None}
         self.directory.write_info(self.info)
-        self._resume = None
+        self._workers = None
 
     def _train(self, interrupt: Interrupt) -> Iterator[Row]:
         with _tensorboard(self.directory.path, self.plan.logging.tensorboard, self.updater.env_steps) as board:
@@ -140,12 +144,12 @@ class Run:
                 yield self._row(weights, clock, board, interrupt, last=True)
             path = self._save(weights)
             if interrupt.signal is not None and not self.done:
-                self._end("interrupted", path)
-                raise Interrupted(interrupt.signal, str(path))
-            self._end("finished", path)
+                self._end("interrupted")
+                raise Interrupted(interrupt.signal, path)
+            self._end("finished")
 
     def _row(self, weights: Weights, clock: _Clock, board: Callable[[Row], None], interrupt: Interrupt, last: bool = False) -> Row:
-        row = self.metrics.row(self.updater.env_steps, self.updater.version)
+        row = self.metrics.row(self.updater.env_steps, self.updater.updates)
         if self.plan.evaluation is not None and (clock.evaluation.due(self.updater.env_steps) or last) and not interrupt:
             row["eval_return"] = self._evaluator.mean_return(weights, interrupt)
         self.file.append(row)
@@ -182,7 +186,16 @@ class Run:
         checkpoint.keep_newest(self.directory.checkpoints, self.plan.checkpointing.keep)
         return path
 
-    def _end(self, status: str, path: Path | None, error: BaseException | None = None) -> None:
+    def _fail(self, error: BaseException) -> None:
+        """Keeps what can be kept: the disk itself may be what failed."""
+        try:
+            self._save(None)
+        except OSError as another:
+            logger.warning("no checkpoint of the end could be written: %s", another)
+        with contextlib.suppress(OSError):
+            self._end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", error)
+
+    def _end(self, status: str, error: BaseException | None = None) -> None:
         self.info |= {
             "status": status,
             "ended": now(),
@@ -202,26 +215,23 @@ class _Clock:
 
 
 class _Evaluator:
-    """Evaluates in environments of its own, built when first needed."""
+    """Evaluates: each time on the same episodes, in environments made for it."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.envs: Envs | None = None
+        self.actor: Actor | None = None
 
     def mean_return(self, weights: Weights, interrupt: Interrupt) -> float | None:
         settings, parts = self.plan.evaluation, self.plan.parts
         assert settings is not None
-        if self.envs is None:
-            self.envs = make_evaluation_envs(parts.envs, parts.seed, settings.episodes)
-            self.actor = parts.make_actor().to(parts.compute().device).eval()
-            self.generator = generator(parts.seed, Role.EVAL_ACTION, 0, parts.compute().device)
+        device = parts.compute().device
+        if self.actor is None:
+            self.actor = parts.make_actor().to(device).eval()
         load(self.actor, weights.acting)
-        result = evaluate(self.actor, self.envs, settings.episodes, greedy=settings.greedy, generator=self.generator, stop=lambda: bool(interrupt))
+        chance = generator(parts.seed, Role.EVAL_ACTION, 0, device)
+        with contextlib.closing(make_evaluation_envs(parts.envs, parts.seed, settings.episodes)) as envs:
+            result = evaluate(self.actor, envs, settings.episodes, greedy=settings.greedy, generator=chance, stop=lambda: bool(interrupt))
         return result.mean_return if result.returns else None
-
-    def close(self) -> None:
-        if self.envs is not None:
-            self.envs.close()
 
 
 def make_evaluation_envs(config: Envs.Config, seed: int, episodes: int) -> Envs:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.metadata
 import json
+import logging
 import os
 import platform
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from modrl.config import BadInput
 
+logger = logging.getLogger(__name__)
 FORMAT = 1
 PACKAGES = ("modrl", "torch", "numpy", "gymnasium", "ale-py", "ray")
 
@@ -39,6 +43,25 @@ class RunDir:
         """Whether it holds a run already."""
         return self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
 
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other processes from running in this directory, where its file system knows locks.
+
+        Raises:
+            RunDirError: one does.
+        """
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunDirError(f"{self.path} is in use: another process trains in it") from None
+            except OSError as error:
+                logger.warning("%s cannot be locked (%s): take care that no other process trains in it", self.path, error.strerror)
+            yield
+        finally:
+            os.close(handle)
+
     def read_info(self) -> dict[str, Any]:
         """run.json.
 
@@ -51,6 +74,8 @@ class RunDir:
             raise RunDirError(f"{self.path} holds no run: run.json cannot be read ({error})") from None
         if not isinstance(info, dict) or info.get("format") != FORMAT:
             raise RunDirError(f"{self.path}: expected a run of format {FORMAT}, got {info.get('format') if isinstance(info, dict) else info!r}")
+        if missing := {"status", "env_steps", "import_from", "restarts"} - info.keys():
+            raise RunDirError(f"{self.info} is damaged: it lacks {', '.join(sorted(missing))}")
         return info
 
     def import_from(self) -> list[str]:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import ray
 
 from modrl.checkpoint import newest
 from modrl.config import to_yaml
@@ -198,6 +199,13 @@ def test_leaving_the_stream_ends_the_run_with_a_checkpoint(tmp_path):
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "stopped"
 
 
+class Hog:
+    """Holds what it was given."""
+
+    def there(self):
+        return True
+
+
 def test_resources_that_do_not_exist_are_refused_within_seconds(cluster, tmp_path):
     began = time.monotonic()
     scheme = {"preset": "impala", "collection": {"resources": {"gpus": 1}}}
@@ -206,5 +214,13 @@ def test_resources_that_do_not_exist_are_refused_within_seconds(cluster, tmp_pat
     scheme = {"preset": "impala", "collection": {"workers": 8, "max_lag": 8, "resources": {"cpus": 1}}}
     with pytest.raises(ValueError, match=r"asks for 8 CPU over all its Ray workers, but the cluster has 2"):
         small(scheme=scheme, storage={"name": "fresh", "horizon": 5, "batch": 8}).run(tmp_path / "b")
+    hog = ray.remote(num_cpus=2)(Hog).remote()
+    ray.get(hog.there.remote())
+    try:
+        scheme = {"preset": "impala", "collection": {"resources": {"cpus": 1}}}
+        with pytest.raises(ValueError, match=r"asks for 2 CPU over all its Ray workers, but only 0 of 2 are free"):
+            small(scheme=scheme).run(tmp_path / "c")
+    finally:
+        ray.kill(hog)
     assert time.monotonic() - began < 30
     assert not Experiment.from_dict(SMALL).machine.ray.address.startswith("auto")

@@ -8,15 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from modrl import checkpoint
 from modrl.checkpoint import CheckpointError
-from modrl.config import to_yaml
+from modrl.config import BadInput, to_yaml
 from modrl.messages import Episode, Rollout
 from modrl.rundir import RunDirError
 from tests.runs import SMALL, assert_equal_weights, small, state_of, table, trained, weights_of
@@ -156,11 +158,107 @@ def test_a_damaged_newest_checkpoint_is_skipped_and_ten_is_newer_than_nine(tmp_p
     (tmp_path / ".200.safetensors.17").write_bytes(b"half")
     path, state, wrong = checkpoint.newest(tmp_path)
     assert (path.name, state) == ("10.safetensors", {"number": 10})
-    assert "100.safetensors" in wrong[0]
+    assert wrong == [tmp_path / "100.safetensors"]
     with pytest.raises(CheckpointError, match="not a complete checkpoint"):
         checkpoint.load(tmp_path / "100.safetensors")
+    checkpoint.put_aside(wrong[0])
     checkpoint.keep_newest(tmp_path, 2)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["10.safetensors", "100.safetensors"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["10.safetensors", "100.safetensors.damaged", "9.safetensors"]
+
+
+def damage(file):
+    file.write_bytes(file.read_bytes()[:100])
+
+
+def test_going_on_from_before_a_damaged_checkpoint_keeps_what_is_new(tmp_path):
+    """The damaged one has the higher number: it must not push the new ones out."""
+    every = {"checkpoint": {"every": STEPS, "keep": 2}}
+    trained(twenty(10, **every), tmp_path / "run")
+    damage(tmp_path / "run" / "checkpoints" / f"{10 * STEPS}.safetensors")
+    with closing(twenty(**every).stream(tmp_path / "run", resume=True)) as rows:
+        next(rows)
+    assert [file.name for file in checkpoint.found(tmp_path / "run" / "checkpoints")][-1] == f"{10 * STEPS}.safetensors"
+    assert state_of(tmp_path / "run")["updater"]["version"] == 10
+    assert [row["updates"] for row in table(tmp_path / "run")] == list(range(1, 11))
+
+
+def test_nothing_goes_on_where_no_checkpoint_is_whole(tmp_path):
+    trained(twenty(10), tmp_path / "run")
+    for file in (tmp_path / "run" / "checkpoints").iterdir():
+        damage(file)
+    before = (tmp_path / "run" / "metrics.csv").read_bytes()
+    with pytest.raises(CheckpointError, match=r"(?s)no checkpoint in it is whole; move them away to start anew.*400.safetensors"):
+        twenty().run(tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "metrics.csv").read_bytes() == before
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_anew_without_its_rows(tmp_path):
+    trained(twenty(10), tmp_path / "run")
+    for file in (tmp_path / "run" / "checkpoints").iterdir():
+        file.unlink()
+    trained(twenty(12), tmp_path / "run", resume=True)
+    assert [row["updates"] for row in table(tmp_path / "run")] == list(range(1, 13))
+    assert [start["env_steps"] for start in json.loads((tmp_path / "run" / "run.json").read_text())["restarts"]] == [0]
+
+
+def test_two_processes_cannot_train_in_one_directory(tmp_path):
+    with closing(twenty(2000).stream(tmp_path / "run")) as rows:
+        next(rows)
+        program = f"from modrl import Experiment; Experiment.load({str(tmp_path / 'run' / 'experiment.yaml')!r}).run({str(tmp_path / 'run')!r}, resume=True)"
+        done = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
+        assert "is in use: another process trains in it" in done.stderr
+        next(rows)
+
+
+@pytest.mark.parametrize("given", [{"name": "adam", "lr": 1e-3}, {"name": "torch.optim:SGD", "lr": 1e-3}])
+def test_another_optimizer_cannot_go_on(given, tmp_path):
+    trained(twenty(10), tmp_path / "run")
+    with pytest.raises(RunDirError, match=rf"is of another agent: its optimizer is rmsprop, not {given['name']}"):
+        twenty(optimizer=given).run(tmp_path / "run", resume=True)
+
+
+def test_evaluations_go_on_as_if_never_stopped(tmp_path):
+    changes = {"envs": {"name": "gym", "id": "modrl/Catch-v0", "count": 8}, "evaluation": {"every": 4 * STEPS, "episodes": 5, "greedy": False}}
+    trained(twenty(**changes), tmp_path / "straight")
+    trained(twenty(10, **changes), tmp_path / "run")
+    trained(twenty(**changes), tmp_path / "run", resume=True)
+    straight, resumed = table(tmp_path / "straight"), table(tmp_path / "run")
+    assert [row["eval_return"] for row in straight if row["updates"] != 10] == [row["eval_return"] for row in resumed if row["updates"] != 10]
+    assert sum(row["eval_return"] is not None for row in straight) == 5
+
+
+DAMAGE = {
+    "metrics.csv": [
+        ("env_steps,frames\n", "its header is damaged"),
+        (None, "expected a number, got 'z'; mend the row or delete it"),
+    ],
+    "run.json": [
+        ('{"format": 1}', "run.json is damaged: it lacks env_steps, import_from, restarts, status"),
+        ("[1", "run.json cannot be read"),
+    ],
+}
+
+
+@pytest.mark.parametrize(("name", "text", "said"), [(name, *case) for name, cases in DAMAGE.items() for case in cases])
+def test_a_damaged_file_of_a_run_is_named(name, text, said, tmp_path):
+    trained(twenty(10), tmp_path / "run")
+    file = tmp_path / "run" / name
+    file.write_text(file.read_text().replace("\n40,40,1,", "\n40,40,z,") if text is None else text)
+    with pytest.raises(BadInput, match=said):
+        twenty().run(tmp_path / "run", resume=True)
+
+
+def test_a_full_disk_ends_a_run_with_its_reason(tmp_path, monkeypatch):
+    def full(*_):
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError, match="cannot write .*: No space left on device"):
+        twenty(10, checkpoint={"every": 2 * STEPS}).run(tmp_path / "run")
+    info = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert info["status"] == "failed"
+    assert "No space left" in info["error"]
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
 
 
 KILLED_WHILE_SAVING = """

@@ -183,7 +183,7 @@ def resolve(kind: str, value: Any) -> Any:
     if isinstance(value, str):
         value = {"name": value}
     if not isinstance(value, Mapping):
-        raise ValueError(f"expected {with_article(kind)}'s name or a block with a name, got {shown(value)}")
+        raise ValueError(f"expected a name, or a block with a name, of {with_article(kind)}, got {shown(value)}")
     if "name" not in value:
         raise ValueError(f"missing name; known are {', '.join(builtins_of(kind))}")
     name, settings = value["name"], {key: item for key, item in value.items() if key != "name"}
@@ -213,5 +213,5 @@ def _own(kind: str, name: Any) -> Any:
 
 
 def with_article(noun: str) -> str:
-    """The noun with its article."""
-    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+    """The noun with its article, if it takes one."""
+    return noun if noun == "envs" else f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"

@@ -56,6 +56,10 @@ def read(text: str, source: str) -> Document:
         origins: dict[Path_, Origin] = {(): Origin(source, 1)}
         problems = list(_walk(node, (), source, origins)) if node is not None else []
         data = loader.construct_document(node) if node is not None and not problems else {}
+    except RecursionError:
+        raise ConfigError([Problem((), "nested too deeply to be an experiment", Origin(source))], source) from None
+    except ValueError as error:  # a number of thousands of digits
+        raise ConfigError([Problem((), f"not valid: {error}", Origin(source))], source) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         text = getattr(error, "problem", None) or str(error)
@@ -69,8 +73,14 @@ def read(text: str, source: str) -> Document:
     return Document(data, origins)
 
 
+LARGEST = 50_000
+"""Values in one file."""
+
+
 def _walk(node: yaml.Node, path: Path_, source: str, origins: dict[Path_, Origin]) -> Iterator[Problem]:
     origins.setdefault(path, Origin(source, node.start_mark.line + 1))
+    if len(origins) > LARGEST:
+        raise ValueError(f"more than {LARGEST:,} values; an alias that repeats others many times?")
     if isinstance(node, yaml.MappingNode):
         seen: dict[str, int] = {}
         for key, value in node.value:

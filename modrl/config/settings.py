@@ -121,6 +121,8 @@ def _reword(cls: type[Settings], item: Any) -> InitErrorDetails:
     if kind in {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}:
         sign = {"greater_than": "above", "greater_than_equal": "at least", "less_than": "below", "less_than_equal": "at most"}[kind]
         return problem_at(path, f"must be {sign} {next(iter(item['ctx'].values())):g}, got {value!r}", value)
+    if kind == "string_pattern_mismatch":
+        return problem_at(path, f"expected text of letters, digits, '_', '-' and, not in front, '.', got {value!r}", value)
     if kind == "finite_number":
         return problem_at(path, f"expected a finite number, got {value!r}", value)
     if kind == "literal_error" and field is not None:

@@ -46,7 +46,9 @@ def require_supported(space: Space, where: str = "action space") -> None:
     Raises:
         ValueError: a part of it is of another kind; names the part.
     """
-    parts = space.items() if isinstance(space, Dict) else enumerate(space) if isinstance(space, Tuple) else []
+    parts = list(space.items() if isinstance(space, Dict) else enumerate(space) if isinstance(space, Tuple) else [])
+    if isinstance(space, (Dict, Tuple)) and not parts:
+        raise ValueError(f"{where}: {type(space).__name__} is empty: there is nothing to act with")
     for key, part in parts:
         require_supported(part, f"{where}.{key}")
     if not isinstance(space, (Box, Discrete, MultiBinary, MultiDiscrete, Dict, Tuple)):

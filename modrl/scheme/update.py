@@ -9,6 +9,7 @@ import torch
 
 from modrl.agent.algorithms.base import Algorithm
 from modrl.agent.optimizers import Optimizer
+from modrl.config import dump
 from modrl.messages import Gradient, Weights
 from modrl.scheme.compute import load, snapshot
 from modrl.tree import to_torch
@@ -22,10 +23,12 @@ class Updater:
 
     def __init__(self, *, algorithm: Algorithm, optimizer: Optimizer.Config, steps: int, record: Record) -> None:
         self.algorithm = algorithm
+        self.rule = optimizer
         self.steps = steps
         self.record = record
         self.optimizers: dict[str, Optimizer] = {name: optimizer.build(parameters=p) for name, p in algorithm.parameters().items()}
-        self.version = 0  # optimiser steps
+        self.version = 0  # losses answered, those that were given up included: lags are counted in it
+        self.updates = 0  # optimiser steps
         self.env_steps = 0
 
     @property
@@ -52,7 +55,8 @@ class Updater:
                 if self.algorithm.config.reduction == "mean":
                     torch._foreach_div_(tensors, float(total))
                 said |= self.optimizers[name].step(tensors, self.progress)
-            self.version += 1
+            self.updates += 1
+        self.version += 1
         self.env_steps += sum(gradient.env_steps for gradient in gradients)
         self.record(gradients, lags, said)
         return self.weights()
@@ -61,18 +65,25 @@ class Updater:
         """Plain data to continue from."""
         weights = self.weights()
         return {
-            "version": self.version, "env_steps": self.env_steps, "acting": weights.acting, "learning": weights.learning,
+            "version": self.version, "updates": self.updates, "env_steps": self.env_steps,
+            "acting": weights.acting, "learning": weights.learning, "optimizer": dump(self.rule)["name"],
             "optimizers": {name: optimizer.state() for name, optimizer in self.optimizers.items()},
         }  # fmt: skip
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continues from `state`."""
+        """Continues from `state`.
+
+        Raises:
+            ValueError: it is of other networks or of another optimiser.
+        """
+        if state["optimizer"] != (name := dump(self.rule)["name"]):
+            raise ValueError(f"its optimizer is {state['optimizer']}, not {name}")
         load(self.algorithm.actor, state["acting"])
         for name, module in self.algorithm.modules().items():
             load(module, state["learning"][name])
         for name, optimizer in self.optimizers.items():
             optimizer.restore(state["optimizers"][name])
-        self.version, self.env_steps = state["version"], state["env_steps"]
+        self.version, self.updates, self.env_steps = state["version"], state["updates"], state["env_steps"]
 
 
 def _sum(gradients: Sequence[Gradient]) -> dict[str, list[torch.Tensor]]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
 import statistics
+import subprocess
+import sys
 import time
 
 import pytest
@@ -12,7 +15,9 @@ import torch
 
 import modrl
 from modrl.agent.algorithms import IMPALA
+from modrl.scheme.scheme import start_collection
 from tests.runs import small, table
+from tests.scheme.tiny import parts_of, weights_of
 
 THREADS = {"place": "thread", "workers": 2}
 SCHEMES = {
@@ -124,3 +129,57 @@ def test_neither_tensors_nor_shared_memory_grow_from_update_100_to_300(scheme, r
     assert min(tensors[100]) > 20
     assert min(store[300]) <= 1.1 * min(store[100]) + (1 if name in ON_RAY else 0), store  # told in whole MiB
     assert name not in ON_RAY or min(store[100]) > 0
+
+
+HANDLES = """
+import json, os, resource
+from tests.scheme.test_long_runs import pulls
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+kept, counts = [], {}
+for rollouts in pulls(200, envs={"name": "gym", "id": "modrl/Corridor-v0", "count": 4, "vectorization": "async"}):
+    kept += rollouts
+    counts[len(kept)] = len(os.listdir("/proc/self/fd"))
+print(counts[50], counts[200])
+"""
+
+
+def pulls(count, **experiment):
+    """What the collectors of an experiment give, pull by pull, on its first weights."""
+    parts, scheme = parts_of(**experiment)
+    group, weights = start_collection(scheme, parts, 0, local=True), weights_of(parts.make_actor())
+    try:
+        for _ in range(count):
+            yield group.pull(weights)
+    finally:
+        group.close()
+
+
+def test_handles_are_not_used_up_by_rollouts_that_are_kept():
+    """Four processes of environments, 200 rollouts in a list, 256 file handles."""
+    done = subprocess.run([sys.executable, "-c", HANDLES], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    early, late = map(int, done.stdout.split())
+    assert abs(late - early) <= 10
+
+
+@pytest.mark.slow
+def test_handles_are_not_used_up_by_rollouts_of_four_ray_workers(cluster):
+    kept, counts = [], {}
+    for rollouts in pulls(50, envs={"name": "gym", "id": "modrl/Corridor-v0", "count": 4}, scheme={"collection": {"place": "ray", "workers": 4}}):
+        kept += rollouts
+        counts[len(kept)] = len(os.listdir("/proc/self/fd"))
+    assert abs(counts[200] - counts[52]) <= 10
+
+
+@pytest.mark.slow
+def test_two_ray_workers_are_not_slower_in_total_than_one(cluster):
+    """Each computes on one thread of its own, and has 8 environments. Medians of three, in turn; noise is allowed a tenth."""
+    seconds = {1: [], 2: []}  # per step
+    wide = {"name": "actor_critic", "torso": {"name": "mlp", "hidden": [512, 512]}}
+    for _ in range(3):
+        for workers in seconds:
+            envs, scheme = {"name": "gym", "id": "CartPole-v1", "count": 8 * workers}, {"collection": {"place": "ray", "workers": workers}}
+            clock = [time.monotonic() for _ in pulls(60, envs=envs, actor=wide, scheme=scheme)]
+            seconds[workers].append((clock[-1] - clock[0]) / envs["count"])
+    assert statistics.median(seconds[2]) <= 1.1 * statistics.median(seconds[1]), seconds

@@ -84,7 +84,7 @@ class CounterRNN(Bias):
 
 def counts(num_envs, n=3, end="terminated", mode="next_step", **kwargs):
     """Count side by side, with n of each where a list is given, resetting in the mode asked for."""
-    each = n if isinstance(n, list) else [n] * num_envs
+    each = (n if isinstance(n, list) else [n] * num_envs)[:num_envs]
     return SyncVectorEnv([partial(Count, k, end) for k in each], autoreset_mode=AutoresetMode[mode.upper()])
 
 

@@ -175,7 +175,9 @@ class SquashedHead(GaussianHead):
     def __init__(self, space: spaces.Box, log_std: LogStd) -> None:
         super().__init__(space, log_std)
         if not (space.is_bounded() and (space.low < space.high).all()):
-            raise BadInput(f"distribution: squashed needs finite bounds on both sides of each action, got {space}; use gaussian")
+            raise BadInput(
+                f"distribution: squashed needs finite bounds on both sides of each action, the lower one below the upper, got {space}; use gaussian"
+            )
         half_range = (space.high.astype(np.float64) - space.low).reshape(-1) / 2
         self.register_buffer("half_range", torch.from_numpy(half_range.astype(np.float32)), persistent=False)
 

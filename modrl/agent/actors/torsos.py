@@ -55,7 +55,7 @@ class Torso(Component, nn.Module, ABC, kind="torso"):
             self.one_hot = OneHot(*counts_and_starts(space))
             self.shape = (self.one_hot.size,)
         elif isinstance(space, (spaces.Box, spaces.MultiBinary)):
-            self.shape = tuple(space.shape)
+            self.shape = tuple(space.shape) or (1,)
         else:
             raise BadInput(
                 f"no torso takes observations of {type(space).__name__}; "
@@ -66,6 +66,7 @@ class Torso(Component, nn.Module, ABC, kind="torso"):
         """The observations [N, ...] as numbers for the network: uint8 divided by 255, discrete ones one-hot, other ones as float32."""
         if self.one_hot is not None:
             return self.one_hot(x.reshape(len(x), -1))
+        x = x.reshape(len(x), *self.shape)
         return x.float().div_(255) if x.dtype == torch.uint8 else x.float()
 
     @abstractmethod

@@ -94,6 +94,13 @@ class Algorithm(Component, ABC, kind="algorithm"):
         """How many losses `losses` yields for one batch: a matter of the settings alone."""
         return 1
 
+    def check_share(self, steps: int, columns: int) -> None:
+        """Refuses a gradient worker's share of a batch, `columns` of `steps` each, that it could not learn from.
+
+        Raises:
+            ValueError: says which setting to change.
+        """
+
     def modules(self) -> dict[str, nn.Module]:
         """The networks that only learn, by name; the actor is not among them."""
         return {}

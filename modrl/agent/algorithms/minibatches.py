@@ -12,6 +12,19 @@ from modrl.messages import Tree
 from modrl.tree import tree_map
 
 
+def available(steps: int, columns: int, count: int, *, by_column: bool) -> int:
+    """How many columns or steps there are to deal out in `count` pieces.
+
+    Raises:
+        ValueError: fewer than pieces.
+    """
+    there = columns if by_column else steps * columns
+    if there < count:
+        kind = "columns (the actor is recurrent)" if by_column else "steps"
+        raise ValueError(f"algorithm.minibatches: must be at most {there}, the {kind} of each gradient worker's share of a batch, got {count}")
+    return there
+
+
 def pieces(batch: Batch, count: int, *, by_column: bool, generator: torch.Generator | None) -> Sequence[torch.Tensor]:
     """Numbers of the columns, or of the steps counted row by row, in `count` random pieces of (nearly) equal size.
 
@@ -21,11 +34,7 @@ def pieces(batch: Batch, count: int, *, by_column: bool, generator: torch.Genera
         ValueError: there are more pieces than columns or steps.
     """
     steps, columns = batch.reward.shape
-    available = columns if by_column else steps * columns
-    if available < count:
-        kind = "columns (the actor is recurrent)" if by_column else "steps"
-        raise ValueError(f"algorithm.minibatches: must be at most {available}, the {kind} of this worker's share of a batch, got {count}")
-    index = torch.arange(available, device=batch.reward.device)
+    index = torch.arange(available(steps, columns, count, by_column=by_column), device=batch.reward.device)
     valid = batch.valid.flatten()
     if not by_column and int(valid.sum()) >= count:
         index = index[valid]

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from modrl.agent.actors.base import Output
 from modrl.agent.algorithms.base import Loss
-from modrl.agent.algorithms.minibatches import pieces, take
+from modrl.agent.algorithms.minibatches import available, pieces, take
 from modrl.agent.algorithms.policy_gradient import PolicyGradient, Targets
 from modrl.agent.algorithms.transitions import critic, log_prob, transitions
 from modrl.agent.batch import Batch
@@ -45,6 +45,9 @@ class PPO(PolicyGradient, name="ppo"):
     @property
     def num_losses(self) -> int:
         return self.config.epochs * self.config.minibatches
+
+    def check_share(self, steps: int, columns: int) -> None:
+        available(steps, columns, self.config.minibatches, by_column=self.actor.recurrent)
 
     def losses(self, batch: Batch) -> Iterator[Loss]:
         batch = self.with_targets(batch)

@@ -9,7 +9,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
+import threading
 import traceback
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, cast
@@ -36,6 +39,20 @@ CLOSING_SECONDS = 5.0
 """How long a worker may take to close its environments before its process is ended."""
 
 
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Who listens to signals before listens to them after: ray.init puts a handler of its own in place."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 class Cluster:
     """The Ray cluster that this process uses; shut down at the end if it was started here."""
 
@@ -52,7 +69,8 @@ class Cluster:
         with contextlib.suppress(KeyError):
             del os.environ["RAY_ADDRESS"]  # the experiment's file decides
         try:
-            ray.init(**options)
+            with _signals_kept():
+                ray.init(**options)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise BadInput(f"machine.ray.address: cannot connect to the Ray cluster at {address!r}: {error}") from error
 
