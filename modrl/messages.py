@@ -62,7 +62,7 @@ class Gradient(NamedTuple):
 class Weights(NamedTuple):
     """One version of the weights. Its tensors are never written to again."""
 
-    version: int  # optimiser steps so far
+    version: int  # losses answered so far: optimiser steps, and losses that were given up
     progress: float  # in [0, 1]: schedules read it
     acting: dict[str, Any]  # state of what acts: all that collectors need
     learning: dict[str, Any]  # state of what only learns: critics, targets

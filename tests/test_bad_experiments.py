@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modrl.config import ConfigError
+from modrl.config import BadInput, ConfigError
 from modrl.experiment import Experiment
 
 GOOD = """\
@@ -47,7 +47,7 @@ FILES = [
     (5, "algorithm: {name: nowhere:Mine}", ["bad.yaml:5  algorithm.name: cannot import 'nowhere' for 'nowhere:Mine': No module named 'nowhere'; it is looked for beside the experiment file and on sys.path"]),
     (5, "algorithm: {name: 'modrl.agent.algorithms:PP'}", ["bad.yaml:5  algorithm.name: module 'modrl.agent.algorithms' has no 'PP'; did you mean 'PPO'?"]),
     (5, "algorithm: {name: 'modrl.envs:Gym'}", ["bad.yaml:5  algorithm.name: expected an algorithm, got 'modrl.envs:Gym', an envs"]),
-    (5, "algorithm: 3", ["bad.yaml:5  algorithm: expected an algorithm's name or a block with a name, got 3 (int)"]),
+    (5, "algorithm: 3", ["bad.yaml:5  algorithm: expected a name, or a block with a name, of an algorithm, got 3 (int)"]),
     (5, "algorithm: {name: ppo, epochs: 0}", ["bad.yaml:5  algorithm.epochs: must be at least 1, got 0"]),
     (6, "optimizer: {name: adam, learning_rat: 0.001}", ["bad.yaml:6  optimizer.learning_rat: unknown key; did you mean 'lr'?"]),
     (6, "optimizer: {name: adam, lr: on}", ["bad.yaml:6  optimizer.lr: expected a number, got 'on' (str)"]),
@@ -92,6 +92,11 @@ OVERRIDES = [
     ("algorithm.discout=0.9", "command line  algorithm.discout: unknown key; did you mean 'discount'?"),
     ("scheme=a3", "command line  scheme: no scheme is called 'a3'; did you mean 'a3c'?"),
     ("steps", "command line  expected key.path=value, got 'steps'"),
+    ("name=../x", "command line  name: expected text of letters, digits, '_', '-' and, not in front, '.', got '../x'"),
+    ("algorithm.lr=1e-3", "command line  algorithm.lr: unknown key; did you mean 'optimizer.lr'?"),
+    ("extend=3", "command line  extend: unknown key; did you mean 'extends'?"),
+    ("scheme.collection.max_lag=3", "command line  scheme.collection.max_lag: has no effect with gather: all, where the lag is the number of tasks ahead; set it to null or gather fewer"),
+    ("actor={torso: {pos: mlp, goal: nature}}", "command line  actor.torso.pos: unknown key; known are hidden, activation, layer_norm"),
     ("seed=-1", "command line  seed: must be at least 0, got -1"),
     ("seed=1.5", "command line  seed: expected a whole number, got 1.5 (float)"),
     ("steps=[1", "command line  steps: not valid YAML: '[1'"),
@@ -125,3 +130,26 @@ scheme: {collection: {place: remote}}
         "  bad.yaml:1  steps: missing (int)",
         "  bad.yaml:1  optimizer: missing (optimizer)",
     ]
+
+
+MONSTERS = {
+    "nested too deeply to be an experiment": "steps: " + "[" * 3000 + "]" * 3000,
+    "nested too deeply": "steps: &a [*a]",
+    "not valid: Exceeds the limit": "steps: " + "9" * 5000,
+    "more than 50,000 values; an alias that repeats others many times?": "\n".join(
+        ["a0: &a0 [0]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9))]
+    ),
+}
+
+
+@pytest.mark.parametrize("expected", MONSTERS)
+def test_a_file_that_no_person_wrote_is_refused_at_once(expected, tmp_path):
+    assert expected in told(MONSTERS[expected], tmp_path)[1]
+
+
+def test_minibatches_that_a_share_cannot_give_are_refused_before_the_run(tmp_path):
+    path = tmp_path / "ppo.yaml"
+    path.write_text(with_line(5, "algorithm: {name: ppo, minibatches: 20}"))
+    with pytest.raises(BadInput, match=r"algorithm.minibatches: must be at most 16, the steps of each gradient worker's share of a batch, got 20"):
+        Experiment.load(path, ["scheme=dppo"]).run(tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,8 @@ import pytest
 
 from modrl import cli
 from modrl.config import read, to_yaml
+from modrl.interrupt import Interrupted
+from modrl.run import Run
 from tests.runs import SMALL, table
 
 ROOT = Path(__file__).parents[1]
@@ -417,3 +421,20 @@ def test_a_reader_that_is_gone_is_no_crash():
     words = f"{sys.executable} -m modrl schema | true"
     done = subprocess.run(words, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr == ""
+
+
+def test_what_an_interrupted_run_says_can_be_pasted_into_a_shell(modrl, file, tmp_path, monkeypatch):
+    def stopped(self):
+        raise Interrupted(signal.SIGTERM, None)
+        yield
+
+    monkeypatch.setattr(Run, "stream", stopped)
+    folder = tmp_path / "a run's directory"
+    status, _, err = modrl("train", file, "optimizer.lr={linear: [1e-3, 0]}", "--run-dir", folder)
+    assert status == 75
+    line = err.splitlines()[-1].removeprefix("go on with: ")
+    assert shlex.split(line) == ["modrl", "train", str(file), "optimizer.lr={linear: [1e-3, 0]}", "--run-dir", str(folder), "--resume"]
+
+
+def test_a_word_between_colons_is_no_picture(modrl, file):
+    assert ":A:" in modrl("train", file, "envs.id=nowhere:A:")[2]

@@ -32,14 +32,15 @@ def module(name):
 def cartpole(**changes):
     return {
         "steps": 300_000, "envs": Gym.Config(id="CartPole-v1", count=8),
-        "actor": ActorCritic.Config(torso=MLP.Config(hidden=[64, 64]), value="separate", init="orthogonal"),
-        "algorithm": IMPALA.Config(entropy_cost=Linear(0.2, 0), reduction="mean", reward="none"), "optimizer": Adam.Config(lr=Linear(3e-3, 0), max_grad_norm=40),
+        "actor": ActorCritic.Config(torso=MLP.Config(hidden=[128, 128]), value="separate", init="orthogonal"),
+        "algorithm": IMPALA.Config(entropy_cost=0.1, reduction="mean", reward="none"), "optimizer": Adam.Config(lr=Linear(1.5e-3, 0), max_grad_norm=0.5),
         "storage": Fresh.Config(horizon=32, batch=8), **changes,
     }  # fmt: skip
 
 
 def twins():
     """The Python twin of every YAML example."""
+    narrow = ActorCritic.Config(torso=MLP.Config(hidden=[64, 64]), value="separate", init="orthogonal")
     calm, fourier, chase = module("custom_algorithm").CalmIMPALA, module("custom_torso").Fourier, module("custom_env").Chase
     return {
         "cartpole_impala": Experiment(name="cartpole_impala", **cartpole()),
@@ -59,11 +60,11 @@ def twins():
             algorithm=A2C.Config(reward="clip"), optimizer=RMSProp.Config(lr=Linear(7e-4, 0), eps=1e-5, max_grad_norm=0.5), storage=Fresh.Config(horizon=5, batch=16),
         ),
         "cartpole_ppo": Experiment(name="cartpole_ppo", **cartpole(
-            steps=100_000, algorithm=PPO.Config(epochs=10, entropy_cost=0),
+            steps=100_000, actor=narrow, algorithm=PPO.Config(epochs=10, entropy_cost=0),
             optimizer=Adam.Config(lr=Linear(1e-3, 0), eps=1e-5, max_grad_norm=0.5), storage=Fresh.Config(horizon=64, batch=8),
         )),
         "pendulum_ppo": Experiment(name="pendulum_ppo", **cartpole(
-            envs=Gym.Config(id="Pendulum-v1", count=8), algorithm=PPO.Config(discount=0.95, epochs=10, minibatches=32, entropy_cost=0),
+            envs=Gym.Config(id="Pendulum-v1", count=8), actor=narrow, algorithm=PPO.Config(discount=0.95, epochs=10, minibatches=32, entropy_cost=0),
             optimizer=Adam.Config(lr=Linear(1e-3, 0), eps=1e-5, max_grad_norm=0.5), storage=Fresh.Config(horizon=256, batch=8),
         )),
         "memory_lstm": Experiment(name="memory_lstm", **cartpole(

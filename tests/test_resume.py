@@ -253,7 +253,7 @@ def test_a_full_disk_ends_a_run_with_its_reason(tmp_path, monkeypatch):
         raise SafetensorError("No space left on device")
 
     monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(OSError, match="cannot write .*: No space left on device"):
+    with pytest.raises(OSError, match=r"cannot write .*: No space left on device"):
         twenty(10, checkpoint={"every": 2 * STEPS}).run(tmp_path / "run")
     info = json.loads((tmp_path / "run" / "run.json").read_text())
     assert info["status"] == "failed"

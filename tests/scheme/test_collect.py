@@ -106,6 +106,7 @@ def actor_critic(**settings):
 SEEING = {"memory": {"name": "lstm", "size": 6}, "last_action": True, "last_reward": True}
 CASES = {
     **{f"does {do}": ("vector", do, actor_critic()) for do in ("discrete", "multi discrete", "multi binary", "box", "dict", "tuple")},
+    "a scalar": ("scalar", "scalar", actor_critic()),
     "squashed": ("vector", "box", actor_critic(distribution="squashed")),
     "sees numbers": ("number", "discrete", actor_critic(**SEEING)),
     "sees pixels": ("pixels", "multi discrete", actor_critic(**SEEING)),

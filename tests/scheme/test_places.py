@@ -80,3 +80,13 @@ def test_a3c_in_threads_lags_by_one_gradient_of_the_other_worker_on_average(tmp_
     trained(small(scheme=scheme, steps=20_000), tmp_path / "run")
     lags = [row["gradient_lag_mean"] for row in table(tmp_path / "run")]
     assert 0.5 <= sum(lags) / len(lags) <= 1.5
+
+
+@pytest.mark.parametrize(("scheme", "lag"), [("local", 0), ("sebulba", 1), ("overlapped", 2)])
+def test_lag_is_counted_in_rounds_where_batches_are_given_up_too(scheme, lag, tmp_path):
+    """With a bound on the KL divergence this small only the first loss of a batch is followed by a step."""
+    algorithm = {"name": "ppo", "epochs": 2, "minibatches": 2, "target_kl": 1e-12}
+    small(algorithm=algorithm, scheme=scheme, steps=10 * 40, optimizer={"name": "adam", "lr": 1e-2}).run(tmp_path / "run")
+    rows = table(tmp_path / "run")
+    assert [row["policy_lag_max"] for row in rows[2:]] == [lag] * 8
+    assert rows[-1]["updates"] < 10 * 4

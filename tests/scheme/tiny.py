@@ -98,6 +98,7 @@ def counting(count=1, **kwargs):
 
 SPACES = {
     "vector": spaces.Box(-1, 1, (3,), np.float32),
+    "scalar": spaces.Box(-1, 1, (), np.float32),
     "pixels": spaces.Box(0, 255, (2, 6, 6), np.uint8),
     "number": spaces.Discrete(4),
     "nested": spaces.Dict(b=spaces.Box(-1, 1, (1,), np.float32), a=spaces.Tuple([spaces.Box(-1, 1, (2,), np.float32), spaces.MultiBinary(3)])),
