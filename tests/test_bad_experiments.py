@@ -46,7 +46,7 @@ FILES = [
     (5, "algorithm: {discount: 0.9}", ["bad.yaml:5  algorithm: missing name; known are a2c, impala, ppo"]),
     (5, "algorithm: {name: nowhere:Mine}", ["bad.yaml:5  algorithm.name: cannot import 'nowhere' for 'nowhere:Mine': No module named 'nowhere'; it is looked for beside the experiment file and on sys.path"]),
     (5, "algorithm: {name: 'modrl.agent.algorithms:PP'}", ["bad.yaml:5  algorithm.name: module 'modrl.agent.algorithms' has no 'PP'; did you mean 'PPO'?"]),
-    (5, "algorithm: {name: 'modrl.envs:Gym'}", ["bad.yaml:5  algorithm.name: expected an algorithm, got 'modrl.envs:Gym', an envs"]),
+    (5, "algorithm: {name: 'modrl.envs:Gym'}", ["bad.yaml:5  algorithm.name: expected an algorithm, got 'modrl.envs:Gym', envs"]),
     (5, "algorithm: 3", ["bad.yaml:5  algorithm: expected a name, or a block with a name, of an algorithm, got 3 (int)"]),
     (5, "algorithm: {name: ppo, epochs: 0}", ["bad.yaml:5  algorithm.epochs: must be at least 1, got 0"]),
     (6, "optimizer: {name: adam, learning_rat: 0.001}", ["bad.yaml:6  optimizer.learning_rat: unknown key; did you mean 'lr'?"]),

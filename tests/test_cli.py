@@ -437,4 +437,4 @@ def test_what_an_interrupted_run_says_can_be_pasted_into_a_shell(modrl, file, tm
 
 
 def test_a_word_between_colons_is_no_picture(modrl, file):
-    assert ":A:" in modrl("train", file, "envs.id=nowhere:A:")[2]
+    assert ":A:" in modrl("train", file, "envs.id='nowhere:A:'")[2]
