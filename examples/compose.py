@@ -22,7 +22,7 @@ def experiment(steps: int = 100_000) -> Experiment:
         steps=steps,
         envs=Gym.Config(id="CartPole-v1", count=8),
         actor=ActorCritic.Config(torso=MLP.Config(hidden=[128, 128]), value="separate", init="orthogonal"),
-        algorithm=IMPALA.Config(entropy_cost=0.1, reduction="mean", reward="none"),
+        algorithm=IMPALA.Config(discount=0.995, entropy_cost=0.1, reduction="mean", reward="none"),
         optimizer=Adam.Config(lr=Linear(1.5e-3, 0), max_grad_norm=0.5),
         storage=Fresh.Config(horizon=32, batch=8),
     )
