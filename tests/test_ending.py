@@ -102,21 +102,6 @@ def test_ctrl_c_ends_a_run_with_a_checkpoint_that_goes_on(scheme, folder):
     assert resumed[-1]["env_steps"] >= info["env_steps"] + 200
 
 
-@pytest.mark.parametrize("after", [1.0, 3.0])
-def test_sigterm_while_ray_starts_ends_as_at_any_other_time(after, folder):
-    write(folder, scheme="impala")
-    process = start(folder)
-    deadline = time.monotonic() + 60
-    while not any(b"raylet" in text for _, text in processes_of(folder)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(after)
-    process.send_signal(signal.SIGTERM)
-    status, output, _ = finish(process, 90)
-    assert status == 75, output
-    assert "checkpoint None" not in output
-    assert json.loads((folder / "run" / "run.json").read_text())["status"] == "interrupted"
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_queue_systems_signal_ends_a_run_with_status_75(number, folder):
     write(folder)

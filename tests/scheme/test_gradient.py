@@ -125,7 +125,7 @@ def test_a_gradient_that_is_not_finite_is_not_applied():
 def test_empty_losses_are_counted_but_not_stepped():
     up = updater(A2C.Config(), actor=with_b(0.0))
     up.apply([gradient(0.0, 0)])
-    assert (up.version, up.env_steps) == (0, 0)
+    assert (up.version, up.updates, up.env_steps) == (1, 0, 0)
 
 
 def test_gradient_lag_is_the_versions_between_computing_and_applying():

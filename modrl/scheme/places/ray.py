@@ -40,17 +40,16 @@ CLOSING_SECONDS = 5.0
 
 
 @contextlib.contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Who listens to signals before listens to them after: ray.init puts a handler of its own in place."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+def _sigterm_kept() -> Iterator[None]:
+    """Who listens to SIGTERM goes on listening: ray.init would put in place a handler that ends the process, in mid-start too."""
+    handler, set_handler = signal.getsignal(signal.SIGTERM), ray._private.utils.set_sigterm_handler
+    ray._private.utils.set_sigterm_handler = lambda handler: None
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        ray._private.utils.set_sigterm_handler = set_handler
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)  # from Ray's native code, which has one of its own
 
 
 class Cluster:
@@ -69,7 +68,7 @@ class Cluster:
         with contextlib.suppress(KeyError):
             del os.environ["RAY_ADDRESS"]  # the experiment's file decides
         try:
-            with _signals_kept():
+            with _sigterm_kept():
                 ray.init(**options)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise BadInput(f"machine.ray.address: cannot connect to the Ray cluster at {address!r}: {error}") from error
