@@ -136,15 +136,16 @@ def raised(error: BaseException) -> str:
     text = str(getattr(error, "message", error)).partition("\n")[0]  # pydantic's go on with a link
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {text}"  # says where itself
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _OURS.search(frame.filename)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
     own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
     where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
     return f"{type(error).__name__}: {text}{where}" if text else f"{type(error).__name__}{where}"
 
 
-_OURS = re.compile(
-    "^<|" + "|".join(f"^{re.escape(str(folder))}" for folder in (Path(__file__).parents[1], Path(inspect.__file__).parent / "importlib"))
-)
+def _is_ours(file: str) -> bool:
+    """Whether a traceback's file is modrl's or Python's import machinery, which tell a user nothing."""
+    folders = Path(__file__).parents[1], Path(inspect.__file__).parent / "importlib"
+    return file.startswith("<") or any(Path(file).is_relative_to(folder) for folder in folders)
 
 
 def load_object(path: str) -> Any:
