@@ -55,9 +55,9 @@ class Atari(Vector, name="atari"):
     config: Config
     frames_before: np.ndarray  # [B] frames of all games before the running one
 
-    def __init__(self, config: Config, *, numbers: Sequence[int], seeds: Sequence[int], training: bool = True) -> None:
+    def __init__(self, config: Config, *, numbers: Sequence[int], seeds: Sequence[int], training: bool = True, restarts: int = 0) -> None:
         self.action_repeat = config.action_repeat
-        super().__init__(config, numbers=numbers, seeds=seeds, training=training)
+        super().__init__(config, numbers=numbers, seeds=seeds, training=training, restarts=restarts)
         if not config.grey:
             frames, height, width, colours = self.observation_space.shape or ()
             self.observation_space = Box(0, 255, (frames * colours, height, width), np.uint8)

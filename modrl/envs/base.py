@@ -10,6 +10,7 @@ A Timestep is what one step led to. Whatever the library underneath does at an e
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
@@ -19,7 +20,7 @@ import numpy as np
 from gymnasium.vector.utils import batch_space
 from pydantic import Field
 
-from modrl.config import Component
+from modrl.config import BadInput, Component, public_name
 from modrl.messages import Episode, Tree
 
 
@@ -40,7 +41,8 @@ class Envs(Component, ABC, kind="envs"):
     """A vector of environments.
 
     `numbers` are the global numbers of the environments that this worker steps (a part of `config.count`), `seeds` their
-    seeds, one each. `training` is False for evaluation: whole episodes, raw reward.
+    seeds, one each. `training` is False for evaluation: whole episodes, raw reward. `restarts` is how often, over all of them,
+    an environment that failed after its first reset may be made anew; a class whose __init__ does not take it cannot.
 
     Observation spaces are gymnasium's Box (float32 or uint8), Discrete, MultiBinary, MultiDiscrete, Dict and Tuple,
     nested; observations are numpy arrays of them, batched by key. Actions come as the action space's members, batched.
@@ -54,17 +56,28 @@ class Envs(Component, ABC, kind="envs"):
             """These settings, of environments that `frame` can be asked of."""
             return self
 
+        def build(self, **runtime: Any) -> Any:
+            """The environments.
+
+            Raises:
+                BadInput: they shall be made anew where they fail, and cannot be.
+            """
+            if runtime.get("restarts") and not _takes_restarts(self.owner):
+                raise BadInput(f"envs: {public_name(self.owner)} cannot make environments anew; set scheme.faults.env_restarts to 0")
+            return super().build(**runtime)
+
     observation_space: gymnasium.Space  # of one environment
     action_space: gymnasium.Space  # of one environment
     action_repeat: int = 1  # frames per agent step
     exact: bool = False
     """Whether `state` and `restore` are offered, so that a resumed run continues its episodes exactly."""
 
-    def __init__(self, config: Config, *, numbers: Sequence[int], seeds: Sequence[int], training: bool = True) -> None:
+    def __init__(self, config: Config, *, numbers: Sequence[int], seeds: Sequence[int], training: bool = True, restarts: int = 0) -> None:
         self.config = config
         self.numbers = tuple(numbers)
         self.seeds = tuple(seeds)
         self.training = training
+        self.restarts = restarts
 
     @abstractmethod
     def reset(self) -> Timestep:
@@ -78,6 +91,10 @@ class Envs(Component, ABC, kind="envs"):
     def close(self) -> None:
         """Ends every environment; may be called twice."""
 
+    def counts(self) -> dict[str, float]:
+        """What was counted since this was last asked, by column of the metrics."""
+        return {}
+
     def frame(self) -> np.ndarray:
         """What the first environment shows now [H, W, 3] uint8; the settings have to be `showing`."""
         raise NotImplementedError(f"{type(self).__name__} cannot be shown")
@@ -89,6 +106,12 @@ class Envs(Component, ABC, kind="envs"):
     def restore(self, state: Any) -> None:
         """Continues from what `state` gave."""
         raise NotImplementedError(f"{type(self).__name__} cannot be restored")
+
+
+def _takes_restarts(owner: type[Component]) -> bool:
+    """Whether the class's own __init__ takes `restarts`, or hands on whatever it is given."""
+    init = owner.__init__
+    return init is not Envs.__init__ and any(p.name == "restarts" or p.kind is p.VAR_KEYWORD for p in inspect.signature(init).parameters.values())
 
 
 class Probe(NamedTuple):

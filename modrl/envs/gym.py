@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, NoReturn, Self, cast
 
 import gymnasium
@@ -13,8 +14,8 @@ from pydantic import Field, WithJsonSchema, field_serializer, field_validator, m
 from modrl.config import ADAPTERS, load_object
 from modrl.envs import saving
 from modrl.envs.factory import Factory, named, register, registered, registration, written
-from modrl.envs.member import Member
 from modrl.envs.processes import Processes
+from modrl.envs.restarts import Budget, Renewed
 from modrl.envs.vector import Vector
 
 Function = Annotated[Callable[..., Any], WithJsonSchema({"type": "string", "pattern": r"^[\w.]+:[\w.]+$"})]
@@ -84,12 +85,16 @@ class Gym(Vector, name="gym"):
         config = self.config
         if config.vectorization == "vector_entry_point":
             return _own_vector(config, len(self.numbers))
-        factories = [Factory(config.id, config.kwargs, config.wrappers, config.max_episode_steps, number) for number in self.numbers]
+        members = [Factory(config.id, config.kwargs, config.wrappers, config.max_episode_steps, number) for number in self.numbers]
+        factories = members if self.budget is None else [partial(Renewed, member, self.budget) for member in members]
         if config.vectorization == "async":
             return Processes(factories, self.numbers, config.start_method)
         vector = SyncVectorEnv([_Given(env) for env in _make_all(factories)], copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
         self.exact = all(saving.exact(env) for env in vector.envs)
         return vector
+
+    def make_budget(self) -> Budget:
+        return Budget(self.restarts, self.config.start_method)
 
     def seed(self) -> Any:
         if self.config.vectorization == "vector_entry_point":  # one generator for all columns
@@ -106,7 +111,8 @@ class Gym(Vector, name="gym"):
         if not self.exact:
             return super().state()
         envs = [saving.state(env) for env in self._members()]
-        return {"envs": envs, "returns": self.returns.copy(), "lengths": self.lengths.copy()}
+        restarts = [env.restarts if isinstance(env, Renewed) else 0 for env in self._members()]
+        return {"envs": envs, "restarts": restarts, "returns": self.returns.copy(), "lengths": self.lengths.copy()}
 
     def restore(self, state: Any) -> None:
         if not self.exact:
@@ -114,13 +120,15 @@ class Gym(Vector, name="gym"):
         if len(state["envs"]) != len(self.numbers):
             raise ValueError(f"expected the state of {len(self.numbers)} envs, got that of {len(state['envs'])}")
         self.reset()  # the wrappers want to have seen one
-        for env, saved in zip(self._members(), state["envs"], strict=True):
+        for env, saved, restarts in zip(self._members(), state["envs"], state["restarts"], strict=True):
             saving.restore(env, saved)
+            if isinstance(env, Renewed):
+                env.restarts = restarts
         self.returns[:] = state["returns"]
         self.lengths[:] = state["lengths"]
 
-    def _members(self) -> list[Member]:
-        return cast(list[Member], cast(SyncVectorEnv, self.vector).envs)
+    def _members(self) -> list[gymnasium.Env]:
+        return cast(SyncVectorEnv, self.vector).envs
 
 
 def _no_envs(name: str, found: Any, settings: dict[str, Any]) -> NoReturn:
@@ -140,9 +148,9 @@ class _Given:
         return self.env
 
 
-def _make_all(factories: list[Factory]) -> list[Member]:
+def _make_all(factories: Sequence[Callable[[], gymnasium.Env]]) -> list[gymnasium.Env]:
     """One env of each factory; if one fails, the others are closed."""
-    made: list[Member] = []
+    made: list[gymnasium.Env] = []
     try:
         for factory in factories:
             made.append(factory())

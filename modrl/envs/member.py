@@ -38,7 +38,7 @@ class Member(gymnasium.Wrapper):
         try:
             obs, info = self.env.reset(seed=seed, options=options)
         except Exception as error:  # anything: it goes on to the caller
-            raise self._failure("reset", error) from error
+            raise self.failure("in reset", error) from error
         if not isinstance(info, dict):
             raise EnvError(f"env {self.number}: reset() has to return an observation and an info dict")
         self._check("reset", obs)
@@ -48,7 +48,7 @@ class Member(gymnasium.Wrapper):
         try:
             obs, reward, terminated, truncated, info = self.env.step(action)
         except Exception as error:  # anything: it goes on to the caller
-            raise self._failure("step", error) from error
+            raise self.failure("in step", error) from error
         if self._unchecked:
             self._check("step", obs)
             self._unchecked = False
@@ -56,13 +56,14 @@ class Member(gymnasium.Wrapper):
             raise EnvError(f"env {self.number}: step() gave the reward {reward!r} ({type(reward).__name__}), expected a number")
         return _own(obs), reward, terminated, truncated, info
 
+    def failure(self, when: str, error: Exception) -> EnvError:
+        """The error as the caller sees it."""
+        text = f"env {self.number} failed {when}: {type(error).__name__}: {error}"
+        return EnvError(f"{text}\n\n{''.join(traceback.format_exception(error))}" if self.remote else text)
+
     def _check(self, method: str, obs: Any) -> None:
         if (text := misfit(self.env.observation_space, obs)) is not None:
             raise EnvError(f"env {self.number}: {method}() gave an observation that is not in its observation_space: {text}")
-
-    def _failure(self, method: str, error: Exception) -> EnvError:
-        text = f"env {self.number} failed in {method}: {type(error).__name__}: {error}"
-        return EnvError(f"{text}\n\n{''.join(traceback.format_exception(error))}" if self.remote else text)
 
 
 def _own(obs: Any) -> Any:

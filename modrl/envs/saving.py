@@ -9,6 +9,7 @@ import gymnasium
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from modrl.envs.member import Member
+from modrl.envs.restarts import Renewed
 
 STATELESS = (Member, OrderEnforcing, PassiveEnvChecker)
 """Wrappers that carry nothing from one step to the next, once reset."""
@@ -38,7 +39,8 @@ def restore(env: gymnasium.Env, saved: list[Any]) -> None:
 
 def _layers(env: gymnasium.Env) -> Iterator[gymnasium.Env]:
     while isinstance(env, gymnasium.Wrapper):
-        yield env
+        if not isinstance(env, Renewed):  # there or not, as the restart's settings say
+            yield env
         env = env.env
     yield env
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -11,13 +13,21 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from pydantic import Field
 
 from modrl.envs.base import Envs, Timestep
+from modrl.envs.restarts import ANEW, Anew, Budget, first_line, new_seed
 from modrl.envs.spaces import adopted, presented, require_supported, stacked
 from modrl.messages import Episode, Tree
 from modrl.tree import tree_map
 
+logger = logging.getLogger(__name__)
+
 
 class Vector(Envs):
-    """Any vector env of gymnasium's: a subclass makes it in `make`, the rest follows from its metadata."""
+    """Any vector env of gymnasium's: a subclass makes it in `make`, the rest follows from its metadata.
+
+    With `restarts`, an env that `Renewed` wraps is made anew alone. Whatever else the vector raises after its first reset
+    (a process that ended, an env of its own vector version) makes all its envs anew, with new seeds. Both spend the one budget,
+    and the step that failed is filler: `valid` False, `first` True, no episode counted.
+    """
 
     class Config(Envs.Config):
         episode_info: list[str] = Field([])
@@ -28,9 +38,11 @@ class Vector(Envs):
     lengths: np.ndarray  # [B] int64: steps of the running episodes
     resetting: np.ndarray  # [B] bool: the next step only resets
 
-    def __init__(self, config: Config, *, numbers: Sequence[int], seeds: Sequence[int], training: bool = True) -> None:
-        super().__init__(config, numbers=numbers, seeds=seeds, training=training)
+    def __init__(self, config: Config, *, numbers: Sequence[int], seeds: Sequence[int], training: bool = True, restarts: int = 0) -> None:
+        super().__init__(config, numbers=numbers, seeds=seeds, training=training, restarts=restarts)
         self.closed = False
+        self.budget = self.make_budget() if restarts else None
+        self.uncounted = 0  # restarts since `counts` was last asked
         self.vector = self.make()
         try:
             self.mode = _autoreset_mode(self.vector)
@@ -47,6 +59,10 @@ class Vector(Envs):
     def make(self) -> VectorEnv:
         """The vector env, `len(self.numbers)` wide."""
 
+    def make_budget(self) -> Budget:
+        """The restarts, for all processes that the environments live in."""
+        return Budget(self.restarts)
+
     def seed(self) -> Any:
         """What the vector env's first reset takes as its seed: a list, one for each env."""
         return [int(seed) for seed in self.seeds]
@@ -61,31 +77,50 @@ class Vector(Envs):
 
     def reset(self) -> Timestep:
         seed = None if self.started else self.seed()
-        obs, _ = self.vector.reset(seed=seed)
+        try:
+            obs, info = self.vector.reset(seed=seed)
+        except Exception as error:  # anything: it goes on to the caller where no restart is left
+            if not self.started:
+                raise
+            return self._all_anew(error)
         self.started = True
         self._clear()
+        self._dropped(info)
         no = np.zeros(len(self.numbers), bool)
         return Timestep(self.adopt(obs), ~no, np.zeros(len(no), np.float32), no.copy(), no.copy(), ~no, None, ())
 
     def step(self, action: Tree) -> Timestep:
-        raw_obs, raw_reward, terminated, truncated, info = self.vector.step(action)
+        try:
+            raw_obs, raw_reward, terminated, truncated, info = self.vector.step(action)
+        except Exception as error:  # anything: it goes on to the caller where no restart is left
+            return self._filler(error)
+        dropped = self._dropped(info)
         reward = np.array(raw_reward, np.float64)
         terminated = np.array(terminated, bool)
-        truncated = np.array(truncated, bool) & ~terminated
-        done = terminated | truncated
-        valid = ~self.resetting
+        truncated = np.array(truncated, bool) & ~terminated & ~dropped
+        done = terminated | truncated | dropped
+        valid = ~self.resetting & ~dropped
         obs = self.adopt(raw_obs)
         final_obs = self._final_obs(obs, truncated, info) if truncated.any() else None
         self.returns += np.where(valid, reward, 0)
         self.lengths += valid
         episodes = self._finish(self.over(terminated, truncated, info), info)
+        self.returns[dropped] = 0
+        self.lengths[dropped] = 0
         if self.mode is AutoresetMode.NEXT_STEP:
             first, self.resetting = self.resetting, done
         else:
             first = done.copy()
         if self.mode is AutoresetMode.DISABLED and done.any():
-            obs = self._reset_where(done, obs)
+            try:
+                obs = self._reset_where(done, obs)
+            except Exception as error:  # anything: as above
+                return self._filler(error)
         return Timestep(obs, first, reward.astype(np.float32), terminated, truncated, valid, final_obs, episodes)
+
+    def counts(self) -> dict[str, float]:
+        count, self.uncounted = self.uncounted, 0
+        return {"faults/env_restarts": count} if count else {}
 
     def close(self) -> None:
         if not self.closed:
@@ -96,6 +131,46 @@ class Vector(Envs):
         """All episodes new."""
         width = len(self.numbers)
         self.returns, self.lengths, self.resetting = np.zeros(width), np.zeros(width, np.int64), np.zeros(width, bool)
+
+    def _dropped(self, info: dict[str, Any]) -> np.ndarray:
+        """Whose environment failed in this step [B]; whatever was made anew is noted."""
+        dropped = np.zeros(len(self.numbers), bool)
+        for i, anew in enumerate(info.get(ANEW, ())):
+            if isinstance(anew, Anew):
+                dropped[i] = anew.dropped
+                for cause in anew.causes:
+                    self._note(f"made anew: {cause}")
+        return dropped
+
+    def _filler(self, error: Exception) -> Timestep:
+        """What a step that failed leads to where all environments are made anew."""
+        return self._all_anew(error)._replace(valid=np.zeros(len(self.numbers), bool))
+
+    def _all_anew(self, error: Exception) -> Timestep:
+        """What the reset of a new vector env gives; each attempt is a restart.
+
+        Raises:
+            Exception: no restart is left; what was raised last.
+        """
+        if self.budget is None:
+            raise error
+        while self.budget.spend():
+            self._note(f"envs {', '.join(map(str, self.numbers))} made anew: {first_line(error)}")
+            self.seeds = tuple(new_seed(seed, 0) for seed in self.seeds)  # 0: the envs themselves count their restarts from 1
+            self.started = False
+            with suppress(Exception):  # it failed before: what it raises now says no more
+                self.vector.close()
+            try:
+                self.vector = self.make()
+                return self.reset()
+            except Exception as again:  # anything: the next attempt tells it, or the caller gets it
+                error = again
+        error.add_note(f"no restart is left: {self.budget.total} were made (scheme.faults.env_restarts)")
+        raise error
+
+    def _note(self, text: str) -> None:
+        self.uncounted += 1
+        logger.warning(text)
 
     def _final_obs(self, obs: Tree, truncated: np.ndarray, info: dict[str, Any]) -> Tree:
         """The last observations [K, ...] of the truncated episodes."""

@@ -23,11 +23,12 @@ class Wrapped(Vector):
         return vector
 
 
-def gym_envs(id, count=1, numbers=None, seeds=None, training=True, **settings):
+def gym_envs(id, count=1, numbers=None, seeds=None, training=True, restarts=0, **settings):
     """Environments by gymnasium's interface, `count` of them."""
     config = Gym.Config(id=id, count=count, **settings)
     numbers = range(count) if numbers is None else numbers
-    return config.build(numbers=numbers, seeds=range(100, 100 + len(numbers)) if seeds is None else seeds, training=training)
+    seeds = range(100, 100 + len(numbers)) if seeds is None else seeds
+    return config.build(numbers=numbers, seeds=seeds, training=training, restarts=restarts)
 
 
 def run(envs, steps, action=0):
