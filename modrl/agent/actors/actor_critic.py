@@ -26,8 +26,7 @@ from pydantic import ValidationInfo, field_validator
 from torch import nn
 
 from modrl.agent.actors.auto import Auto
-from modrl.agent.actors.base import Actor, Memory, Output, Step
-from modrl.agent.actors.distributions import Policy
+from modrl.agent.actors.base import Actor, Inference, Memory, Output, Step
 from modrl.agent.actors.encoder import Encoder, TorsoChoice
 from modrl.agent.actors.heads import Continuous, LogStd, build_head
 from modrl.agent.actors.memory import Recurrent, Slots, Unrolled
@@ -74,7 +73,7 @@ class Said(NamedTuple):
     """What the networks say of S steps of B environments."""
 
     features: torch.Tensor  # [S, B, F] of the policy's trunk
-    policy: Policy
+    parameters: torch.Tensor  # [S, B, n] that the policy's head reads
     value: torch.Tensor  # [S, B]
     state: Tree  # [B, ...] after the last step
     at_slots: Tree  # [K, ...] after the steps asked for
@@ -158,17 +157,23 @@ class ActorCritic(Actor, name="actor_critic"):
             batch.reward[-1],
         )
         final_value = None if slots is None else self._final_value(batch, slots, said.at_slots)
-        return self.output(said.features, policy=said.policy, value=said.value, final_value=final_value, memory=after)
+        return self.output(said.features, policy=self.head(said.parameters), value=said.value, final_value=final_value, memory=after)
+
+    def act(self, obs: Tree, first: torch.Tensor, memory: Memory, generator: torch.Generator | None = None, greedy: bool = False) -> Step:
+        return self.choose(self.infer(obs, first, memory), generator, greedy)
 
     @torch.no_grad()
-    def act(self, obs: Tree, first: torch.Tensor, memory: Memory, generator: torch.Generator | None = None, greedy: bool = False) -> Step:
+    def infer(self, obs: Tree, first: torch.Tensor, memory: Memory) -> Inference:
         obs, before = (tree_map(lambda x: x[None], part) for part in (obs, memory.last_action))
         said = self._say(obs, first[None], before, memory.last_reward[None], memory.state, None)
-        choice = said.policy.mode() if greedy else said.policy.sample(generator)
-        log_prob = said.policy.log_prob(choice)[0]
-        action = tree_map(lambda x: x[0], choice)
-        after = Memory(said.state, action, torch.zeros_like(memory.last_reward))
-        return Step(action, after, {"log_prob": log_prob, "value": said.value[0]})
+        return Inference(self.head.complete(said.parameters)[0], {"value": said.value[0]}, said.state)
+
+    @torch.no_grad()
+    def choose(self, inference: Inference, generator: torch.Generator | None = None, greedy: bool = False) -> Step:
+        policy = self.head.distribution(inference.policy)
+        action = policy.mode() if greedy else policy.sample(generator)
+        after = Memory(inference.state, action, torch.zeros(len(inference.policy), device=inference.policy.device))
+        return Step(action, after, {"log_prob": policy.log_prob(action), **inference.behaviour})
 
     def to_env(self, action: Tree) -> Tree:
         return self.head.to_env(action)
@@ -184,7 +189,7 @@ class ActorCritic(Actor, name="actor_critic"):
             seen = self.trunk(obs, extra, first, of_policy, None)
             valued = self.value_trunk(obs, extra, first, of_value, slots)
             state, at_slots = (seen.state, valued.state) if self.recurrent else (), valued.at_slots
-        return Said(seen.outputs, self.head(self.policy(seen.outputs)), self._valued(valued.outputs), state, at_slots)
+        return Said(seen.outputs, self.policy(seen.outputs), self._valued(valued.outputs), state, at_slots)
 
     def _extra(self, action: Tree, reward: torch.Tensor, first: torch.Tensor | None) -> torch.Tensor | None:
         """The inputs beside the observation [..., E]; None: there are none."""

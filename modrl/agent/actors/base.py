@@ -64,6 +64,14 @@ class Step(NamedTuple):
     behaviour: dict[str, torch.Tensor]  # [B, ...] what the learner needs of it: log_prob, value
 
 
+class Inference(NamedTuple):
+    """What an actor's networks say of one step, before anything is chosen: it can be computed elsewhere."""
+
+    policy: torch.Tensor  # [B, n] parameters of the distribution: with the action space, all that there is to it
+    behaviour: dict[str, torch.Tensor]  # [B, ...] what else the learner needs: value
+    state: Tree  # [B, ...] recurrent state for the next step
+
+
 class Actor(Component, nn.Module, ABC, kind="actor"):
     """A policy, and what its learner asks of it."""
 
@@ -90,6 +98,14 @@ class Actor(Component, nn.Module, ABC, kind="actor"):
     @abstractmethod
     def act(self, obs: Tree, first: torch.Tensor, memory: Memory, generator: torch.Generator | None = None, greedy: bool = False) -> Step:
         """One step of B environments, without gradient: obs [B, ...], first [B]."""
+
+    def infer(self, obs: Tree, first: torch.Tensor, memory: Memory) -> Inference:
+        """The first half of `act`, which an inference server does for many collectors: obs [B, ...], first [B], without gradient."""
+        raise NotImplementedError(f"{type(self).__name__} has no infer(): it cannot be asked by an inference server")
+
+    def choose(self, inference: Inference, generator: torch.Generator | None = None, greedy: bool = False) -> Step:
+        """The second half of `act`, which needs no weights."""
+        raise NotImplementedError(f"{type(self).__name__} has no choose(): it cannot use an inference server")
 
     @abstractmethod
     def to_env(self, action: Tree) -> Tree:

@@ -44,9 +44,22 @@ class Head(nn.Module, ABC):
     features: int
     """Features of an encoded action."""
 
-    @abstractmethod
+    @property
+    def complete_size(self) -> int:
+        """Parameters of the distribution with those that are the head's own."""
+        return self.size
+
     def forward(self, parameters: torch.Tensor) -> Policy:
         """The distribution with these parameters [..., B, size]."""
+        return self.distribution(self.complete(parameters))
+
+    def complete(self, parameters: torch.Tensor) -> torch.Tensor:
+        """The parameters [..., B, complete_size] with those that are the head's own: no weight is needed beside them."""
+        return parameters
+
+    @abstractmethod
+    def distribution(self, parameters: torch.Tensor) -> Policy:
+        """The distribution with these complete parameters."""
 
     @abstractmethod
     def encode(self, action: Tree) -> torch.Tensor:
@@ -74,7 +87,7 @@ class DiscreteHead(Head):
         self.size = self.features = int(space.n)
         self.one_hot = OneHot(np.array([self.size]), np.zeros(1, int))
 
-    def forward(self, parameters: torch.Tensor) -> Policy:
+    def distribution(self, parameters: torch.Tensor) -> Policy:
         return Categorical(parameters)
 
     def encode(self, action: Tree) -> torch.Tensor:
@@ -97,7 +110,7 @@ class MultiDiscreteHead(Head):
         self.size = self.features = int(self.counts.sum())
         self.one_hot = OneHot(self.counts, np.zeros_like(self.counts))
 
-    def forward(self, parameters: torch.Tensor) -> Policy:
+    def distribution(self, parameters: torch.Tensor) -> Policy:
         return MultiCategorical(parameters, self.counts.tolist(), self.space.shape)
 
     def encode(self, action: Tree) -> torch.Tensor:
@@ -118,7 +131,7 @@ class MultiBinaryHead(Head):
         self.space = space
         self.size = self.features = int(np.prod(space.shape))
 
-    def forward(self, parameters: torch.Tensor) -> Policy:
+    def distribution(self, parameters: torch.Tensor) -> Policy:
         return Bernoulli(parameters, self.space.shape)
 
     def encode(self, action: Tree) -> torch.Tensor:
@@ -144,15 +157,23 @@ class GaussianHead(Head):
         self.size = self.features * (2 if log_std.state_dependent else 1)
         self.log_std = None if log_std.state_dependent else nn.Parameter(torch.full((self.features,), log_std.initial))
 
-    def moments(self, parameters: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean [..., B, n] and log standard deviation, within its limits."""
-        if self.log_std is not None:
-            return parameters, self.log_std.clamp(self.settings.min, self.settings.max)
-        mean, offset = parameters.float().chunk(2, -1)
-        return mean, (offset + self.settings.initial).clamp(self.settings.min, self.settings.max)
+    @property
+    def complete_size(self) -> int:
+        return 2 * self.features
 
-    def forward(self, parameters: torch.Tensor) -> Policy:
-        return Gaussian(*self.moments(parameters), self.space.shape)
+    def complete(self, parameters: torch.Tensor) -> torch.Tensor:
+        """Mean and log standard deviation [..., B, 2n], the latter within its limits."""
+        mean = parameters.float()
+        if self.log_std is None:
+            mean, offset = mean.chunk(2, -1)
+            log_std = offset + self.settings.initial
+        else:
+            log_std = self.log_std
+        return torch.cat([mean, log_std.clamp(self.settings.min, self.settings.max).expand_as(mean)], -1)
+
+    def distribution(self, parameters: torch.Tensor) -> Policy:
+        mean, log_std = parameters.chunk(2, -1)
+        return Gaussian(mean, log_std, self.space.shape)
 
     def encode(self, action: Tree) -> torch.Tensor:
         return cast(torch.Tensor, action.flatten(-len(self.space.shape)) if self.space.shape else action.unsqueeze(-1))
@@ -181,8 +202,9 @@ class SquashedHead(GaussianHead):
         half_range = (space.high.astype(np.float64) - space.low).reshape(-1) / 2
         self.register_buffer("half_range", torch.from_numpy(half_range.astype(np.float32)), persistent=False)
 
-    def forward(self, parameters: torch.Tensor) -> Policy:
-        return SquashedGaussian(*self.moments(parameters), self.space.shape, self.half_range)
+    def distribution(self, parameters: torch.Tensor) -> Policy:
+        mean, log_std = parameters.chunk(2, -1)
+        return SquashedGaussian(mean, log_std, self.space.shape, self.half_range)
 
     def encode(self, action: Tree) -> torch.Tensor:
         return super().encode(action).tanh()
@@ -210,9 +232,17 @@ class JointHead(Head):
     def _tree(self, values: list[Tree]) -> Tree:
         return dict(zip(self.keys, values, strict=True)) if self.named else tuple(values)
 
-    def forward(self, parameters: torch.Tensor) -> Policy:
-        shares = parameters.split([part.size for part in self._heads()], -1)
-        return Joint(self._tree([part(share) for part, share in zip(self._heads(), shares, strict=True)]))
+    @property
+    def complete_size(self) -> int:
+        return sum(part.complete_size for part in self._heads())
+
+    def complete(self, parameters: torch.Tensor) -> torch.Tensor:
+        shares = parameters.float().split([part.size for part in self._heads()], -1)
+        return torch.cat([part.complete(share) for part, share in zip(self._heads(), shares, strict=True)], -1)
+
+    def distribution(self, parameters: torch.Tensor) -> Policy:
+        shares = parameters.split([part.complete_size for part in self._heads()], -1)
+        return Joint(self._tree([part.distribution(share) for part, share in zip(self._heads(), shares, strict=True)]))
 
     def encode(self, action: Tree) -> torch.Tensor:
         return torch.cat([part.encode(action[key]) for key, part in zip(self.keys, self._heads(), strict=True)], -1)

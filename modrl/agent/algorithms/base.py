@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import torch
 from pydantic import Field
@@ -60,6 +60,9 @@ class Algorithm(Component, ABC, kind="algorithm"):
     this moment.
     """
 
+    fixed: ClassVar[frozenset[str]] = frozenset({"reduction"})
+    """Settings that cannot change in mid-run. A subclass adds those that it reads only when it is made."""
+
     class Config(Component.Config):
         discount: float = Field(0.99, ge=0, le=1)
         reward: RewardForm = "none"
@@ -88,6 +91,11 @@ class Algorithm(Component, ABC, kind="algorithm"):
     def prepare(self, progress: float) -> None:
         """Brings the settings to this progress."""
         self.config = self.scheduled.at(progress)
+
+    def change(self, config: Config, progress: float) -> None:
+        """Goes on with other settings, of which none that is fixed differs."""
+        self.scheduled = config
+        self.prepare(progress)
 
     @property
     def num_losses(self) -> int:

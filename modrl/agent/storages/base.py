@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -20,6 +20,9 @@ class Storage(Component, ABC, kind="storage"):
     read-only, and their owner may write to them again.
     """
 
+    changeable: ClassVar[frozenset[str]] = frozenset()
+    """Settings that can change in mid-run: those that `change` heeds."""
+
     class Config(Component.Config):
         horizon: int = Field(20, ge=1)
         """Steps per rollout."""
@@ -30,6 +33,10 @@ class Storage(Component, ABC, kind="storage"):
         self.config = config
         self.size = batch
         self.generator = generator
+
+    def change(self, config: Config) -> None:
+        """Goes on with other settings, of which only changeable ones differ."""
+        self.config = config
 
     @property
     def fresh(self) -> int:

@@ -24,6 +24,8 @@ class Replay(Storage, name="replay"):
     repeats its own.
     """
 
+    changeable = frozenset({"capacity", "fraction"})
+
     class Config(Storage.Config):
         capacity: int = Field(10_000, ge=1)
         """Columns kept, on each gradient worker."""
@@ -34,14 +36,14 @@ class Replay(Storage, name="replay"):
 
     def __init__(self, config: Config, *, batch: int, generator: torch.Generator) -> None:
         super().__init__(config, batch=batch, generator=generator)
-        self._replayed = round(config.fraction * batch)
-        if abs(self._replayed - config.fraction * batch) > 1e-6 or not 0 < self._replayed < batch:
-            raise ValueError(
-                f"storage.fraction: {config.fraction:g} of a worker's batch of {batch} columns is {config.fraction * batch:g}; "
-                "it must be a whole number of columns that leaves at least one fresh and one replayed"
-            )
+        self._replayed = _replayed(config.fraction, batch)
         self._pending = Pending(config.horizon)
         self._stored: deque[Batch] = deque(maxlen=config.capacity)  # of one column each, oldest first
+
+    def change(self, config: Storage.Config) -> None:
+        super().change(config)
+        self._replayed = _replayed(self.config.fraction, self.size)
+        self._stored = deque(self._stored, maxlen=self.config.capacity)
 
     @property
     def fresh(self) -> int:
@@ -78,3 +80,18 @@ class Replay(Storage, name="replay"):
         self._pending.restore(state["pending"])
         restore(self.generator, state["generator"])
         self._stored = deque(map(to_torch, state["stored"]), maxlen=self.config.capacity)
+
+
+def _replayed(fraction: float, batch: int) -> int:
+    """The replayed columns of a batch.
+
+    Raises:
+        ValueError: they are no whole number that leaves at least one of each kind.
+    """
+    replayed = round(fraction * batch)
+    if abs(replayed - fraction * batch) > 1e-6 or not 0 < replayed < batch:
+        raise ValueError(
+            f"storage.fraction: {fraction:g} of a worker's batch of {batch} columns is {fraction * batch:g}; "
+            "it must be a whole number of columns that leaves at least one fresh and one replayed"
+        )
+    return replayed
