@@ -10,12 +10,18 @@ import shlex
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from modrl.scheme.scheme import Collection, Workers
+
+if TYPE_CHECKING:
+    from modrl.verify import Outcome
 
 app = typer.Typer(
     name="modrl",
@@ -137,22 +143,31 @@ def list_components(kind: Annotated[str | None, typer.Argument(help="one kind on
 
 
 @app.command()
-def schemes(name: Annotated[str | None, typer.Argument(help="one scheme, as its file")] = None) -> None:
-    """List the named schemes, or print one's file."""
-    from modrl.scheme.scheme import expand, preset_text, presets
+def schemes(name: Annotated[str | None, typer.Argument(help="one scheme, or a file of one, NAME.yaml: as a picture and as its file")] = None) -> None:
+    """List the named schemes, or draw one and print its file."""
+    from modrl.config import BadInput, Document, validate
+    from modrl.diagram import draw
+    from modrl.scheme.scheme import Scheme, expand, preset_text, presets
 
     if name is not None:
-        from modrl.config import BadInput, Document
-
         try:
-            expand(Document({"preset": name}, {}))
+            config = validate(Scheme.Config, expand(Document({"preset": name}, {})), name)
+        except BadInput:
+            raise
         except ValueError as error:
             raise BadInput(str(error)) from None
-        out.print(preset_text(name).rstrip(), markup=False, soft_wrap=True)
+        text = preset_text(name) if name in presets() else Path(name).read_text("utf-8")
+        out.print(draw(config), text.rstrip(), sep="\n\n", markup=False, soft_wrap=True)
         return
-    table = Table("scheme", "collection", "gradient", "what it is", box=None, header_style="bold", padding=(0, 2, 0, 0))
-    for known, document in presets().items():
-        table.add_row(known, _group_text(document.data["collection"]), _group_text(document.data["gradient"]), _first_sentence(preset_text(known)))
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    narrow = {"scheme": None, "collection": 18, "gradient": 8, "update": None, "policy lag bound": 6, "gradient lag bound": 8, "what it is": None}
+    for header, width in narrow.items():
+        table.add_column(header, max_width=width)
+    for known in presets():
+        config = Scheme.Config(preset=known)
+        update = config.update if isinstance(config.update, str) else f"average {config.average_every}"
+        lags = str(config.lag_bound()), str(config.gradient_lag_bound())
+        table.add_row(known, _collection(config.collection), _group(config.gradient), update, *lags, _first_sentence(preset_text(known)))
     out.print(table)
 
 
@@ -163,9 +178,14 @@ def _first_sentence(text: str) -> str:
     return comment.partition(". ")[0].rstrip(".") + "."
 
 
-def _group_text(group: dict[str, Any]) -> str:
-    extras = [f"{key} {group[key]}" for key in ("gather", "ahead", "max_lag") if key in group]
-    return f"{group['place']} × {group['workers']}" + (f" ({', '.join(extras)})" if extras else "")
+def _group(group: Workers, *extras: str) -> str:
+    gather = [] if group.gather == "all" else [f"gather {group.gather}"]
+    return f"{group.place} × {group.workers}\n{', '.join([*gather, *extras])}".rstrip()
+
+
+def _collection(collection: Collection) -> str:
+    extras = {f"ahead {collection.ahead}": collection.ahead, "preemption": collection.preemption, "server": collection.inference != "collector"}
+    return _group(collection, *(extra for extra, there in extras.items() if there))
 
 
 @app.command()
@@ -190,6 +210,50 @@ def explain(file: File, overrides: Overrides = None) -> None:
             table.add_row(escape(what), escape(why))
         out.print(table)
         out.print()
+
+
+@app.command()
+def verify(
+    file: File,
+    overrides: Overrides = None,
+    run_dir: Annotated[Path | None, typer.Option(help="a run's directory to keep the report in, as verify.json")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Prove that schemes which must agree do agree, with this experiment's own agent; exit status 1 if any does not."""
+    from modrl.experiment import Experiment
+    from modrl.verify import checks
+
+    experiment = Experiment.load(file, overrides or [])
+    if run_dir is not None and not run_dir.is_dir():
+        from modrl.config import BadInput
+
+        raise BadInput(f"--run-dir: {run_dir} is not a directory")
+    outcomes: list[Outcome] = []
+    with checks(experiment) as made:
+        for outcome in made.run():
+            outcomes.append(outcome)
+            if not as_json:
+                _show_outcome(outcome)
+    passed = all(outcome.passed is not False for outcome in outcomes)
+    report = {"passed": passed, "experiment": experiment.name, "pairs": [outcome._asdict() for outcome in outcomes]}
+    if run_dir is not None:
+        (run_dir / "verify.json").write_text(json.dumps(report, indent=2), "utf-8")
+    if as_json:
+        print(json.dumps(report))
+    else:
+        failed = sum(outcome.passed is False for outcome in outcomes)
+        skipped = sum(outcome.passed is None for outcome in outcomes)
+        out.print(f"{len(outcomes) - failed - skipped} agree, {failed} disagree, {skipped} do not apply")
+    if not passed:
+        raise typer.Exit(1)
+
+
+def _show_outcome(outcome: Outcome) -> None:
+    word, style = {True: ("agree", "green"), False: ("DISAGREE", "bold red"), None: ("–", "dim")}[outcome.passed]
+    measured = ""
+    if outcome.error is not None and outcome.tolerance is not None and "bounds" not in outcome.name and "lags" not in outcome.name:
+        measured = "bit by bit" if outcome.tolerance == 0 == outcome.error else f"error {outcome.error:.1e}, tolerance {outcome.tolerance:.0e}"
+    out.print(f"[{style}]{word:<9}[/]{escape(outcome.name)}  [dim]{escape('; '.join(filter(None, [measured, outcome.detail])))}[/]", soft_wrap=True)
 
 
 def main() -> NoReturn:

@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -49,6 +49,7 @@ from modrl.rundir import RunDir, RunDirError, default_path, now
 from modrl.scheme.parts import Machine, Parts
 from modrl.scheme.scheme import Scheme, expand
 from modrl.settings import Checkpointing, Evaluation, Logging
+from modrl.stream import Stream, warn_of_lost_changes
 from modrl.tree import tree_map
 
 
@@ -189,11 +190,9 @@ class Experiment(Settings):
             return Result(directory.path, run.updater.env_steps, run.last_row)
         return Result(directory.path, int(directory.read_info()["env_steps"]), {})
 
-    def stream(self, run_dir: str | Path | None = None, resume: bool = False) -> Iterator[Row]:
-        """The same run, row by row; leaving the loop ends it with a checkpoint."""
-        run, _ = self.prepare(run_dir, resume)
-        if run is not None:
-            yield from run.stream()
+    def stream(self, run_dir: str | Path | None = None, resume: bool = False) -> Stream:
+        """The same run, row by row, with settings that can be changed between two rows; leaving the loop ends it with a checkpoint."""
+        return Stream(self, self.prepare(run_dir, resume)[0])
 
     def prepare(self, run_dir: str | Path | None = None, resume: bool = False) -> tuple[Run | None, RunDir]:
         """A run in its directory, ready to stream; None: `resume`, and it is finished already.
@@ -222,7 +221,8 @@ class Experiment(Settings):
             if run.done:
                 directory.write_info(info | {"status": "finished", "ended": info["ended"] or now()})
                 return None
-            directory.experiment.write_text(to_yaml(self.to_dict()), "utf-8")
+            warn_of_lost_changes(self, info.get("changes", []))
+            directory.write_experiment(to_yaml(self.to_dict()))
             return run
 
     def plan(self) -> Plan:
@@ -250,10 +250,50 @@ class Experiment(Settings):
         )  # fmt: skip
         algorithm: Algorithm = parts.make_algorithm()
         _try(algorithm.actor, first)
+        if self.scheme.collection.inference != "collector" and type(algorithm.actor).infer is Actor.infer:
+            raise BadInput(
+                f"scheme.collection.inference: a server cannot ask {type(algorithm.actor).__name__}, which acts in one piece; "
+                "give it infer() and choose(), the two halves of act(), or set inference: collector"
+            )
         algorithm.check_share(self.storage.horizon, self.storage.batch // self.scheme.gradient.workers)
         losses = algorithm.num_losses
-        parts = dataclasses.replace(parts, steps_per_round=self.steps_per_round(losses))
+        parts = dataclasses.replace(
+            parts, steps_per_round=self.steps_per_round(losses), max_staleness=self.scheme.collection.max_staleness,
+            env_restarts=self.scheme.faults.env_restarts, per_worker=self._per_worker(parts),
+        )  # fmt: skip
         return Plan(self.steps, parts, self.optimizer, self.scheme, self.evaluation, self.checkpoint, self.logging, action_repeat, losses)
+
+    def _per_worker(self, parts: Parts) -> tuple[tuple[Envs.Config, Actor.Config], ...]:
+        """The settings of each collector's environments and actor, where they differ.
+
+        Raises:
+            BadInput: they are not valid, or of other spaces or networks than the experiment's.
+        """
+        entries = self.scheme.collection.per_worker
+        if not entries:
+            return ()
+        if len(entries) > self.collectors or self.collectors % len(entries):
+            raise BadInput(f"scheme.collection.per_worker: {len(entries)} entries cannot be dealt out equally over {self.collectors} collectors")
+        result = []
+        for index, entry in enumerate(entries):
+            where = f"scheme.collection.per_worker[{index}]"
+            if taken := {"count", "name"} & entry.envs.keys() | {"name"} & entry.actor.keys():
+                raise BadInput(f"{where}: {', '.join(sorted(taken))} cannot differ between collectors")
+            changed = self.replace(envs=entry.envs, actor=entry.actor, scheme="local")
+            spaces = _probe(changed.envs)
+            if (spaces.observation_space, spaces.action_space) != (parts.observation_space, parts.action_space):
+                raise BadInput(
+                    f"{where}.envs: observations {spaces.observation_space} and actions {spaces.action_space}, but one actor is for all, "
+                    f"and the experiment's are {parts.observation_space} and {parts.action_space}"
+                )
+            if _shapes(parts.make_actor(changed.actor)) != _shapes(parts.make_actor()):
+                raise BadInput(f"{where}.actor: gives networks of other shapes than the experiment's; only settings that leave them alone can differ")
+            result.append((changed.envs, changed.actor))
+        return tuple(result)
+
+
+def _shapes(actor: Actor) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in actor.state_dict().items()}
 
 
 def _probe(config: Envs.Config) -> Probe:

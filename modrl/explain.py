@@ -33,9 +33,6 @@ def _origin(path: Path_, origins: dict[Path_, Origin]) -> str:
         return str(origins[path])
     if path[-1] in SELECTORS:  # a bare name stands for a block
         return str(origin_of(path, origins) if path[:-1] in origins else "default")
-    for depth in range(len(path) - 1, 1, -1):
-        if path[:depth] in origins and not any(known[:depth] == path[:depth] and len(known) > depth for known in origins):
-            return str(origins[path[:depth]])  # inside a value that was written whole
     return "default"
 
 
@@ -68,16 +65,27 @@ def implications(experiment: Experiment) -> Iterator[tuple[str, str]]:
 
 
 def _lags(experiment: Experiment) -> Iterator[tuple[str, str]]:
-    collection, gradient = experiment.scheme.collection, experiment.scheme.gradient
-    bound = collection.lag_bound
-    if gradient.alone:
-        assert gradient.max_lag is not None
-        yield "gradient lag:", f"at most {gradient.max_lag * gradient.taken} applied gradients"
-        bound = -(-bound * (gradient.max_lag + 1) // gradient.workers)
+    scheme = experiment.scheme
+    collection, gradient = scheme.collection, scheme.gradient
+    if most := scheme.gradient_lag_bound():
+        yield "gradient lag:", f"at most {most} applied gradients"
     else:
         yield "gradient lag:", "0: gradients are applied to the weights they were computed on"
+    bound = scheme.lag_bound()
     exact = collection.gather == "all" and not gradient.alone and experiment.columns_per_pull >= experiment.fresh_columns
-    if exact and bound:
+    if exact and bound and collection.broadcast_interval == 1 and collection.inference == "collector":
         yield "policy lag:", f"exactly {bound} rounds, after the first {bound}" if bound > 1 else "exactly 1 round, after the first"
     else:
         yield "policy lag:", f"at most {bound} rounds" if bound else "0: rollouts are learned from by the weights that acted"
+    if (every := scheme.average_every) is not None:
+        yield "note:", f"each worker steps on its own share; weights are averaged every {every} steps"
+    if collection.preemption is not None:
+        share = collection.preemption.fraction_samples
+        yield "note:", f"stragglers' rollouts end early, at {share:.0%} of their steps or later: a batch may hold fewer samples"
+    if collection.max_staleness is not None:
+        yield (
+            "note:",
+            f"rollouts that lag by more than {collection.max_staleness} rounds are dropped: they are neither learned from nor counted as env steps",
+        )
+    if collection.per_worker:
+        yield "note:", f"collectors differ: {len(collection.per_worker)} kinds of settings, by turns"

@@ -27,6 +27,15 @@ class Episode(NamedTuple):
     info: dict[str, float]  # named entries of the environment's info at the end
 
 
+class Event(NamedTuple):
+    """Something that befell a worker."""
+
+    kind: str  # restart: it was replaced; timeout: it gave no result in time; stranded: its inference server was lost
+    worker: str
+    cause: str
+    dropped: int = 0  # unfinished tasks of its that were dropped
+
+
 class Rollout(NamedTuple):
     """What one collector saw in T steps of B environments: numpy arrays."""
 
@@ -43,6 +52,7 @@ class Rollout(NamedTuple):
     version: int  # of the weights that acted on the first step
     episodes: tuple[Episode, ...] = ()  # those that ended in these T steps
     seconds: dict[str, float] = {}  # time spent, by stage: env, act
+    counts: dict[str, float] = {}  # what else is worth counting, by column
 
 
 class Gradient(NamedTuple):
@@ -57,6 +67,9 @@ class Gradient(NamedTuple):
     policy_lags: tuple[int, ...]  # rounds, one per rollout learned from for the first time
     metrics: dict[str, float]  # sums over the valid samples, by name
     seconds: dict[str, float]  # time spent, by stage: env, act, wait, learn
+    counts: dict[str, float] = {}  # what else is worth counting, by column
+    events: tuple[Event, ...] = ()  # what befell this worker's collectors
+    said: dict[str, float] = {}  # of the optimiser, where the worker has its own
 
 
 class Weights(NamedTuple):

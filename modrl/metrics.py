@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class Metrics:
         self.seconds = 0.0  # of earlier processes of this run
         self.recent: deque[tuple[float, int]] = deque(maxlen=WINDOW)
         self.named: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
+        self.counted: dict[str, float] = defaultdict(float)
         self.start(0)
         self._clear()
 
@@ -49,6 +50,7 @@ class Metrics:
         self.weights: dict[str, int] = defaultdict(int)
         self.stages: dict[str, float] = defaultdict(float)
         self.said: dict[str, list[float]] = defaultdict(list)
+        self.counted = defaultdict(float, {name: value for name, value in self.counted.items() if name.startswith("faults/")})
         self.open = True  # no complete batch yet
 
     def start(self, env_steps: int) -> None:
@@ -72,10 +74,16 @@ class Metrics:
                 self.weights[name] += gradient.weight
             for stage, seconds in gradient.seconds.items():
                 self.stages[stage] += seconds
+            self.count(gradient.counts)
         self.gradient_lags += lags
         for name, value in said.items():
             self.said[name].append(value)
         self.open = not all(gradient.last for gradient in gradients)
+
+    def count(self, counts: Mapping[str, float]) -> None:
+        """What happened, by column: faults are counted over the whole run, the others from row to row."""
+        for name, number in counts.items():
+            self.counted[name] += number
 
     @property
     def wall_seconds(self) -> float:
@@ -105,6 +113,10 @@ class Metrics:
         values |= {name: _mean(value) for name, value in self.said.items() if name != "learning_rate"}
         values |= {f"episode/{name}": _mean(recent) for name, recent in self.named.items()}
         values |= {f"time/{stage}": seconds for stage, seconds in self.stages.items()}
+        counted = {name: int(value) for name, value in self.counted.items() if value}
+        if batches := counted.pop("inference/batches", 0):
+            values["inference/batch"] = counted.pop("inference/columns") / batches
+        values |= counted
         collecting, learning = self.stages["act"] + self.stages["env"], self.stages["learn"]
         if learning:
             values["time/collect_to_learn"] = collecting / learning
@@ -115,12 +127,19 @@ class Metrics:
     def state(self) -> dict[str, Any]:
         """Plain data to continue from."""
         recent = {name: list(values) for name, values in self.named.items()}
-        return {"episodes": self.episodes, "seconds": self.wall_seconds, "recent": [list(item) for item in self.recent], "named": recent}
+        return {
+            "episodes": self.episodes,
+            "seconds": self.wall_seconds,
+            "recent": [list(item) for item in self.recent],
+            "named": recent,
+            "counted": dict(self.counted),
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continues from `state`."""
         self.episodes, self.seconds = state["episodes"], state["seconds"]
         self.recent.extend((reward, length) for reward, length in state["recent"])
+        self.counted.update(state["counted"])
         for name, values in state["named"].items():
             self.named[name].extend(values)
 

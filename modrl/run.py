@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from modrl.agent.optimizers import Optimizer
 from modrl.envs.base import Envs
 from modrl.evaluation import evaluate
 from modrl.interrupt import Interrupt, Interrupted, listening
-from modrl.messages import Gradient, Weights
+from modrl.messages import Event, Gradient, Weights
 from modrl.metrics import Metrics, MetricsFile, Row
 from modrl.rundir import RunDir, RunDirError, now
 from modrl.scheme.compute import load
@@ -27,8 +27,12 @@ from modrl.scheme.scheme import Scheme
 from modrl.scheme.update import Updater
 from modrl.seeding import Role, generator, seed_of
 from modrl.settings import Checkpointing, Evaluation, Logging, Ticker
+from modrl.tree import to_torch
 
 logger = logging.getLogger(__name__)
+
+COLUMN_OF = {"restart": "faults/worker_restarts", "timeout": "faults/timeouts", "stranded": "faults/stranded_collectors"}
+"""The column that counts each kind of event."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,13 @@ class Run:
         self.directory = directory
         self.info = info
         self.metrics = Metrics(plan.action_repeat)
-        self.updater = Updater(algorithm=plan.parts.make_algorithm(), optimizer=plan.optimizer, steps=plan.steps, record=self.metrics.record)
+        self.updater = Updater(
+            algorithm=plan.parts.make_algorithm(),
+            optimizer=plan.optimizer,
+            steps=plan.steps,
+            record=self.metrics.record,
+            replicas=plan.scheme.update != "central",
+        )
         self.file = MetricsFile(directory.metrics)
         self.group: Group = Group([], "gradient")
         self.last_row: Row = {}
@@ -85,7 +95,7 @@ class Run:
         """Whether all steps are done."""
         return self.updater.env_steps >= self.plan.steps
 
-    def stream(self) -> Iterator[Row]:
+    def stream(self) -> Generator[Row, None, None]:
         """Trains, row by row.
 
         Raises:
@@ -99,7 +109,7 @@ class Run:
             stack.enter_context(self.directory.locked())
             interrupt = stack.enter_context(listening())
             stack.enter_context(_torch_threads(self.plan, sum(p.numel() for p in self.updater.algorithm.actor.parameters())))
-            scheme = Scheme(self.plan.scheme, self.plan.parts)
+            scheme = Scheme(self.plan.scheme, self.plan.parts, self.plan.optimizer)
             stack.callback(scheme.close)
             try:
                 self.group = scheme.start()
@@ -119,12 +129,27 @@ class Run:
     def _restore_workers(self) -> None:
         if not self._resumed:
             return
+        if self.updater.replicas and self.updater.version:
+            state = {"steps": self.updater.version, **self.updater.optimizers.state()}
+            self.group.call("adopt", [state] * len(self.group.workers))
         states = self._workers
         exact = states is not None and len(states) == len(self.group.workers) and all(self.group.call("restore", states))
         self.info["restarts"].append({"time": now(), "env_steps": self.updater.env_steps, "episodes": "continued" if exact else "new"})
         self.info |= {"status": "running", "ended": None}
         self.directory.write_info(self.info)
         self._workers = None
+
+    def change(self, parts: Parts, key: str, value: Any) -> None:
+        """Goes on with the parts' settings of algorithm and storage, where one was changed, from each gradient worker's next batch on.
+
+        Raises:
+            WorkerError: a worker was lost. OSError: run.json could not be written.
+        """
+        self.plan = replace(self.plan, parts=parts)
+        self.updater.algorithm.change(parts.algorithm, self.updater.progress)
+        self.group.tell("change", parts.algorithm, parts.storage, parts.steps_per_round)
+        self.info.setdefault("changes", []).append({"time": now(), "env_steps": self.updater.env_steps, "key": key, "value": value})
+        self.directory.write_info(self.info)
 
     def _train(self, interrupt: Interrupt) -> Iterator[Row]:
         with _tensorboard(self.directory.path, self.plan.logging.tensorboard, self.updater.env_steps) as board:
@@ -133,7 +158,11 @@ class Run:
             self.metrics.start(self.updater.env_steps)
             while not self.done and not interrupt:
                 gradients = self.group.pull(weights)
+                self.metrics.count(self.group.counts())
+                self._heed(self.group.events())
                 weights = self.updater.apply(gradients)
+                for gradient in gradients:
+                    self._heed(gradient.events)
                 if not self.metrics.open and not self.done and not interrupt and clock.row.due(self.updater.env_steps):
                     yield self._row(weights, clock, board, interrupt)
                 if clock.checkpoint.due(self.updater.env_steps):
@@ -148,10 +177,26 @@ class Run:
                 raise Interrupted(interrupt.signal, path)
             self._end("finished")
 
+    def _heed(self, events: Sequence[Event]) -> None:
+        """What befell workers goes into run.json and into the metrics."""
+        for event in events:
+            self.metrics.count({COLUMN_OF[event.kind]: 1, "faults/dropped_rollouts": event.dropped})
+            entry = {"time": now(), "env_steps": self.updater.env_steps, **event._asdict()}
+            self.info.setdefault("faults", []).append(entry)
+        if events:
+            self.directory.write_info(self.info)
+
+    def _learned(self, weights: Weights) -> Weights:
+        """The weights as they are now: those of the first gradient worker where each has its own."""
+        if not self.updater.replicas:
+            return weights
+        self.updater.optimizers.restore(to_torch(self.group.workers[0].submit("learned").result()))
+        return self.updater.learned()
+
     def _row(self, weights: Weights, clock: _Clock, board: Callable[[Row], None], interrupt: Interrupt, last: bool = False) -> Row:
         row = self.metrics.row(self.updater.env_steps, self.updater.updates)
         if self.plan.evaluation is not None and (clock.evaluation.due(self.updater.env_steps) or last) and not interrupt:
-            row["eval_return"] = self._evaluator.mean_return(weights, interrupt)
+            row["eval_return"] = self._evaluator.mean_return(self._learned(weights), interrupt)
         self.file.append(row)
         board(row)
         self.last_row = row
@@ -168,7 +213,7 @@ class Run:
 
         if gradients := self.group.drain():
             weights = apply(gradients)
-        while gradients := [g for g in self.group.call("finish", [self.group.share(weights)] * len(self.group.workers)) if g is not None]:
+        while gradients := [g for g in self.group.finish(weights) if g is not None]:
             weights = apply(gradients)
         return weights
 
@@ -176,6 +221,8 @@ class Run:
         """A checkpoint of everything; after a failure (None), of what the updater holds."""
         if not self.updater.version:
             return None
+        if weights is not None:
+            self._learned(weights)
         workers = None if weights is None else self.group.call("state", [self.plan.checkpointing.storage] * len(self.group.workers))
         path = checkpoint.path_of(self.directory.checkpoints, self.updater.env_steps)
         tree = {

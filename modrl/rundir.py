@@ -84,14 +84,16 @@ class RunDir:
 
     def write_info(self, info: dict[str, Any]) -> None:
         """run.json, whole or not at all."""
-        aside = self.info.with_name(".run.json")
-        aside.write_text(json.dumps(info, indent=2) + "\n", "utf-8")
-        os.replace(aside, self.info)
+        _write(self.info, json.dumps(info, indent=2) + "\n")
+
+    def write_experiment(self, experiment: str) -> None:
+        """experiment.yaml, whole or not at all."""
+        _write(self.experiment, experiment)
 
     def begin(self, experiment: str, import_from: list[str]) -> dict[str, Any]:
         """Writes what a new run starts from, and gives run.json's content."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
-        self.experiment.write_text(experiment, "utf-8")
+        self.write_experiment(experiment)
         info = {
             "format": FORMAT,
             "status": "running",
@@ -107,6 +109,12 @@ class RunDir:
         }
         self.write_info(info)
         return info
+
+
+def _write(path: Path, text: str) -> None:
+    aside = path.with_name(f".{path.name}")
+    aside.write_text(text, "utf-8")
+    os.replace(aside, path)
 
 
 def default_path(name: str, seed: int) -> Path:

@@ -7,7 +7,7 @@ environment's stream does not depend on which worker steps it.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -25,14 +25,18 @@ class Role(IntEnum):
     EVAL_ACTION = 6
 
 
-def seed_of(seed: int, role: Role, number: int = 0) -> int:
+Attempts: TypeAlias = tuple[int, ...]
+"""Which replacement of a lost worker something belongs to, outermost worker first; (): to the first."""
+
+
+def seed_of(seed: int, role: Role, number: int = 0, attempts: Attempts = ()) -> int:
     """A 31-bit seed for this role and number."""
-    return int(np.random.SeedSequence(seed, spawn_key=(int(role), number)).generate_state(1)[0] >> 1)
+    return int(np.random.SeedSequence(seed, spawn_key=(int(role), number, *attempts)).generate_state(1)[0] >> 1)
 
 
-def generator(seed: int, role: Role, number: int = 0, device: torch.device | str = "cpu") -> torch.Generator:
+def generator(seed: int, role: Role, number: int = 0, device: torch.device | str = "cpu", attempts: Attempts = ()) -> torch.Generator:
     """A torch generator for this role and number."""
-    words = np.random.SeedSequence(seed, spawn_key=(int(role), number)).generate_state(1, np.uint64)
+    words = np.random.SeedSequence(seed, spawn_key=(int(role), number, *attempts)).generate_state(1, np.uint64)
     return torch.Generator(device=device).manual_seed(int(words[0] >> np.uint64(1)))
 
 

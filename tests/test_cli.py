@@ -16,8 +16,10 @@ import pytest
 
 from modrl import cli
 from modrl.config import read, to_yaml
+from modrl.diagram import draw
 from modrl.interrupt import Interrupted
 from modrl.run import Run
+from modrl.scheme.scheme import Scheme, preset_text, presets
 from tests.runs import SMALL, table
 
 ROOT = Path(__file__).parents[1]
@@ -286,19 +288,50 @@ def test_list_of_an_unknown_kind_is_refused(modrl):
     assert_refused(modrl("list", "torsos"), "no kind is called 'torsos'; did you mean 'torso'?")
 
 
-def test_schemes_lists_each_preset_with_a_whole_sentence(modrl):
+def test_schemes_lists_each_preset_with_a_whole_sentence(modrl, monkeypatch):
+    monkeypatch.setattr(cli.out, "_width", 300)
     status, out, _ = modrl("schemes")
     assert status == 0
-    names = {line.split()[0] for line in out.splitlines()[1:] if line[:1].strip()}
-    assert names == {"local", "overlapped", "parallel", "sebulba", "impala", "dppo", "a3c", "rapid", "fully_async"}
-    assert "thread × 2 (gather all, ahead 1)" in " ".join(out.split())
+    names = {line.split()[0] for line in out.splitlines()[3:] if line[:1].strip()}
+    assert names == set(presets())
     assert "(Sebulba: Hessel et al., 2021; Cleanba: Huang et al., 2024)." in " ".join(out.split())
 
 
-def test_schemes_with_a_name_prints_its_file(modrl):
+def test_schemes_states_the_bounds_on_lag(modrl):
+    rows = {line.split()[0]: line for line in modrl("schemes")[1].splitlines() if line[:1].strip()}
+    for name, policy, gradient in [("local", 0, 0), ("overlapped", 2, 0), ("impala", 4, 0), ("a3c", 0, 4), ("fully_async", 10, 4)]:
+        assert f" central     {policy:<8}{gradient:<10}" in rows[name]
+    assert " average 4   0       0 " in rows["local_sgd"]
+
+
+def test_schemes_fits_a_hundred_columns(modrl, monkeypatch):
+    monkeypatch.setattr(cli.out, "_width", 100)
+    lines = modrl("schemes")[1].splitlines()
+    assert max(map(len, lines)) <= 100
+    assert not [line for line in lines if "…" in line]
+
+
+def test_schemes_with_a_name_draws_it_and_prints_its_file(modrl):
     status, out, _ = modrl("schemes", "a3c")
+    picture, printed = out.split("\n\n#")
     assert status == 0
-    assert read(out, "a3c").data["gradient"] == {"place": "ray", "workers": 2, "gather": 1, "max_lag": 4}
+    assert picture == draw(Scheme.Config(preset="a3c"))
+    assert f"#{printed}" == preset_text("a3c")
+
+
+def test_schemes_draws_a_file_of_the_users_own(modrl, tmp_path):
+    text = "# Four, patiently.\npreset: impala\ncollection: {workers: 4}\n"
+    (tmp_path / "patient.yaml").write_text(text)
+    status, out, _ = modrl("schemes", tmp_path / "patient.yaml")
+    assert status == 0
+    assert "4 collectors (ray)" in out
+    assert out.endswith(f"\n\n{text}")
+
+
+def test_schemes_with_a_bad_file_is_refused(modrl, tmp_path):
+    (tmp_path / "bad.yaml").write_text("preset: impala\ncollection: {workrs: 4}\n")
+    assert_refused(modrl("schemes", tmp_path / "bad.yaml"), "bad.yaml:2  collection.workrs: unknown key; did you mean 'workers'?")
+    assert_refused(modrl("schemes", tmp_path / "none.yaml"), "none.yaml  cannot be read")
 
 
 def test_schemes_with_an_unknown_name_is_refused(modrl):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
@@ -38,11 +38,19 @@ class Settings(BaseModel):
         try:
             return_value = handler(data)
         except ValidationError as error:
-            found = [_reword(cls, item) for item in error.errors() if not any(item["loc"][:1] == p["loc"] for p in problems)]
+            items = _of_blocks(error.errors())
+            found = [_reword(cls, item) for item in items if not any(item["loc"][:1] == p["loc"] for p in problems)]
             raise ValidationError.from_exception_data(cls.__name__, problems + found) from None
         if problems:
             raise ValidationError.from_exception_data(cls.__name__, problems)
         return return_value
+
+
+def _of_blocks(items: Sequence[Any]) -> list[Any]:
+    """Errors of a union's members, without the members' names in their paths; a block is not said to be no word where something in it is wrong."""
+    items = [{**item, "loc": tuple(part for part in item["loc"] if not str(part).startswith("function-wrap["))} for item in items]
+    inside = {item["loc"][0] for item in items if item["type"] == "modrl" and len(item["loc"]) > 1}
+    return [i for i in items if not (i["type"] == "literal_error" and isinstance(i["input"], Mapping) and i["loc"][0] in inside)]
 
 
 def problem(text: str, at: str = "") -> PydanticCustomError:

@@ -8,32 +8,45 @@ from typing import Any
 import numpy as np
 import torch
 
-from modrl.agent.actors.base import Actor, Memory
+from modrl.agent.actors.base import Actor, Memory, Step
 from modrl.envs.base import Envs, Timestep
 from modrl.messages import Episode, Rollout, Tree, Weights
 from modrl.scheme.compute import Compute, load
+from modrl.scheme.inference import Client, ask
+from modrl.scheme.race import Race, Round
 from modrl.seeding import restore
 from modrl.tree import to_numpy, to_torch, tree_map
 
 
 class Collector:
-    """Acts on a snapshot of the weights, which changes only between rollouts."""
+    """Acts on a snapshot of the weights, which changes only between rollouts; or on what an inference server says.
 
-    def __init__(self, *, envs: Envs, actor: Actor, horizon: int, generator: torch.Generator, compute: Compute) -> None:
+    With a `race` it stops early where enough others are done: the rest of its rollout is filler.
+    """
+
+    def __init__(self, *, envs: Envs, actor: Actor, horizon: int, generator: torch.Generator, compute: Compute, race: Race | None = None) -> None:
         self.envs = envs
         self.actor = actor.to(compute.device).eval()
         self.horizon = horizon
         self.generator = generator
         self.compute = compute
+        self.race = race
+        self.server: Client | None = None
         self.version = -1
+        self.round: Round = (-1, 0)
         self.now: Timestep | None = None  # what the next action answers
         self.memory: Memory | None = None
 
+    def serve(self, server: Client) -> None:
+        """From now on, this server says what the actor would."""
+        self.server = server
+
     def collect(self, weights: Weights) -> Rollout:
         """The next `horizon` steps [T, B] of this collector's environments, acted on these weights."""
-        if weights.version != self.version:
+        if self.server is None and weights.version != self.version:
             load(self.actor, weights.acting)
             self.version = weights.version
+        self.round = (weights.version, self.round[1] + 1 if weights.version == self.round[0] else 0)
         if self.now is None or self.memory is None:
             self.now = self.envs.reset()
             self.memory = self.actor.initial_memory(len(self.now.first))
@@ -41,9 +54,8 @@ class Collector:
         acting = stepping = 0.0
         for slot in range(self.horizon):
             start = time.perf_counter()
-            with self.compute.precision_scope():
-                step = self.actor.act(self._tensors(self.now.obs), self._tensors(self.now.first), self.memory, self.generator)
-                action = self.actor.to_env(step.action)
+            step = self._act(self.now, self.memory)
+            action = self.actor.to_env(step.action)
             acted = time.perf_counter()
             self.now = self.envs.step(action)
             stepped = time.perf_counter()
@@ -51,7 +63,20 @@ class Collector:
             recorder.add(slot, to_numpy(step.action), to_numpy(step.behaviour), self.now)
             acting += acted - start
             stepping += stepped - acted
-        return recorder.rollout(self.version, {"act": acting, "env": stepping})
+            if self.race is not None and self.race.over(self.round, slot + 1, self.horizon):
+                recorder.stop(slot + 1)
+                break
+        if self.race is not None:
+            self.race.board.finish(self.round)
+        return recorder.rollout(self.version, {"act": acting, "env": stepping}, self.envs.counts())
+
+    def _act(self, now: Timestep, memory: Memory) -> Step:
+        with self.compute.precision_scope():
+            if self.server is None:
+                return self.actor.act(self._tensors(now.obs), self._tensors(now.first), memory, self.generator)
+            answer = ask(self.server, now.obs, now.first, memory, self.compute.device)
+            step = self.actor.choose(answer.inference, self.generator)
+        return step._replace(behaviour={**step.behaviour, "version": torch.full((len(now.first),), answer.version)})
 
     def _tensors(self, arrays: Tree) -> Tree:
         return tree_map(lambda x: torch.from_numpy(x).to(self.compute.device), arrays)
@@ -70,7 +95,7 @@ class Collector:
         if "envs" not in state or len(state["now"]["first"]) != len(self.envs.numbers):
             return False
         self.envs.restore(state["envs"])
-        self.now = Timestep(**state["now"])._replace(episodes=())
+        self.now = Timestep(**tree_map(np.array, state["now"]))._replace(episodes=())
         self.memory = tree_map(lambda x: x.to(self.compute.device), to_torch(Memory(**state["memory"])))
         return True
 
@@ -109,12 +134,21 @@ class _Recorder:
         self.episodes.extend(then.episodes)
         self._observe(slot + 1, then)
 
-    def rollout(self, version: int, seconds: dict[str, float]) -> Rollout:
+    def stop(self, slots: int) -> None:
+        """What follows these slots is filler: the observation stays, nothing counts."""
+        tree_map(lambda store: np.copyto(store[slots + 1 :], store[slots]), self.obs)
+        for array in (self.first[slots + 1 :], self.reward[slots:], self.terminated[slots:], self.truncated[slots:], self.valid[slots:]):
+            array[:] = 0
+        self.actions += self.actions[-1:] * (len(self.reward) - slots)
+        self.behaviours += self.behaviours[-1:] * (len(self.reward) - slots)
+
+    def rollout(self, version: int, seconds: dict[str, float], counts: dict[str, float]) -> Rollout:
         """All of it."""
+        version = int(self.behaviours[0]["version"].min()) if "version" in self.behaviours[0] else version
         return Rollout(
             obs=self.obs, first=self.first, action=tree_map(lambda *xs: np.stack(xs), *self.actions), reward=self.reward,
             terminated=self.terminated, truncated=self.truncated, valid=None if self.valid.all() else self.valid,
             final_obs=tree_map(lambda *xs: np.concatenate(xs), *self.final_obs) if self.final_obs else None,
             memory=self.memory, behaviour=tree_map(lambda *xs: np.stack(xs), *self.behaviours),
-            version=version, episodes=tuple(self.episodes), seconds=seconds,
+            version=version, episodes=tuple(self.episodes), seconds=seconds, counts=counts,
         )  # fmt: skip

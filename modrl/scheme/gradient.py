@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,9 +12,9 @@ import torch
 from modrl.agent.algorithms.base import Algorithm, Loss
 from modrl.agent.batch import Batch, to_device
 from modrl.agent.storages.base import Storage
-from modrl.messages import Episode, Gradient, Weights
+from modrl.messages import Episode, Gradient, Rollout, Weights
+from modrl.scheme.collectors import Collectors
 from modrl.scheme.compute import Compute, load
-from modrl.scheme.group import Group
 from modrl.seeding import restore
 
 
@@ -22,20 +22,36 @@ class GradientWorker:
     """Learns from its own share of every batch; who applies its gradients is not its business.
 
     `steps_per_round`: optimiser steps between two pulls of rollouts, over all gradient workers: the unit of policy lag.
+    `max_staleness`: rollouts that lag by more rounds are dropped.
     """
 
-    def __init__(self, *, algorithm: Algorithm, storage: Storage, collection: Group, steps_per_round: int, compute: Compute) -> None:
+    def __init__(
+        self,
+        *,
+        algorithm: Algorithm,
+        storage: Storage,
+        collection: Collectors,
+        steps_per_round: int,
+        compute: Compute,
+        max_staleness: int | None = None,
+    ) -> None:
         self.algorithm = algorithm
         self.storage = storage
         self.collection = collection
         self.steps_per_round = steps_per_round
         self.compute = compute
+        self.max_staleness = max_staleness
         algorithm.actor.to(compute.device)
         for module in algorithm.modules().values():
             module.to(compute.device)
         self._losses: Iterator[Loss] = iter(())
         self._yielded = 0  # losses of the current batch so far
         self._news = _News()
+        self._change: tuple[Algorithm.Config, Storage.Config, int] | None = None
+
+    def change(self, algorithm: Algorithm.Config, storage: Storage.Config, steps_per_round: int) -> None:
+        """Other settings, from the next batch on."""
+        self._change = algorithm, storage, steps_per_round
 
     def gradient(self, weights: Weights) -> Gradient:
         """The next gradient, on these weights."""
@@ -72,14 +88,23 @@ class GradientWorker:
 
     def _begin(self, weights: Weights) -> None:
         """Starts on the next batch, pulling rollouts while the storage is short."""
+        if self._change is not None:
+            (algorithm, storage, self.steps_per_round), self._change = self._change, None
+            self.algorithm.change(algorithm, weights.progress)
+            self.storage.change(storage)
         start = time.perf_counter()
         while (batch := self.storage.batch()) is None:
             for rollout in self.collection.pull(weights.for_acting()):
-                self.storage.insert(rollout)
-                self._news.episodes += rollout.episodes
-                for stage, seconds in rollout.seconds.items():
-                    self._news.seconds[stage] += seconds
+                self._news.hear(rollout)
+                if self.max_staleness is None or (weights.version - rollout.version) // self.steps_per_round <= self.max_staleness:
+                    self.storage.insert(rollout)
+                else:
+                    self._news.counts["faults/stale_rollouts"] += 1
         self._news.seconds["wait"] += time.perf_counter() - start
+        self._learn(batch, weights)
+
+    def _learn(self, batch: Batch, weights: Weights) -> None:
+        """The batch is the one that losses come from now."""
         self._news.count(batch, weights.version, self.steps_per_round)
         self._losses, self._yielded = iter(self.algorithm.losses(to_device(batch, self.compute.device))), 0
 
@@ -102,10 +127,15 @@ class GradientWorker:
         weight = int(loss.valid.sum())
         news, self._news = self._news, _News()
         news.seconds["learn"] += time.perf_counter() - start
+        news.counts.update(self.collection.counts())
         return Gradient(
             {loss.optimizer: tensors}, weight, weights.version, news.env_steps, self._yielded == self.algorithm.num_losses,
-            tuple(news.episodes), tuple(news.policy_lags), metrics, dict(news.seconds),
+            tuple(news.episodes), tuple(news.policy_lags), metrics, dict(news.seconds), dict(news.counts), self.collection.events(),
         )  # fmt: skip
+
+    def nothing(self, weights: Weights) -> Gradient:
+        """A gradient of no samples."""
+        return Gradient({}, 0, weights.version, 0, True, (), (), {}, {})
 
     def state(self, contents: bool) -> dict[str, Any]:
         """Plain data to continue from, between two batches. `contents`: the whole of a replay too."""
@@ -136,8 +166,19 @@ class _News:
         self.episodes: list[Episode] = []
         self.policy_lags: list[int] = []
         self.seconds: dict[str, float] = defaultdict(float)
+        self.counts = Counter[str]()
+
+    def hear(self, rollout: Rollout) -> None:
+        """A rollout has come."""
+        self.episodes += rollout.episodes
+        self.counts.update(rollout.counts)
+        for stage, seconds in rollout.seconds.items():
+            self.seconds[stage] += seconds
 
     def count(self, batch: Batch, version: int, steps_per_round: int) -> None:
         """A batch is about to be learned from on weights of this version."""
         self.env_steps += int(batch.valid[:, batch.fresh].sum())
-        self.policy_lags += ((version - batch.version[batch.fresh]) // steps_per_round).tolist()
+        acted = batch.version[batch.fresh]
+        if "version" in batch.behaviour:  # that may change from step to step
+            acted = batch.behaviour["version"][:, batch.fresh][batch.valid[:, batch.fresh]]
+        self.policy_lags += ((version - acted) // steps_per_round).tolist()

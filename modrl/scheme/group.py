@@ -3,22 +3,37 @@
 Who is behind whom is a number. A task starts in one pull and is taken in a later one; the difference is its lag in pulls.
 With `ahead` 0 the workers rest while the caller learns; with `ahead` n each has up to n untaken tasks. `gather` says how
 many results a pull takes: every worker's, in worker order, or k in order of completion within `max_lag`.
+
+A worker that is lost (its process died, or a task took longer than `timeout`) is replaced while the budget lasts: its
+unfinished tasks are dropped and counted, and as many start anew on the weights of this pull. What a worker raises is never
+answered by a replacement, which would only raise it again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import logging
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from modrl.messages import Weights
+from modrl.messages import Event, Weights
+from modrl.scheme.places.base import WorkerLost
+
+logger = logging.getLogger(__name__)
+
+STARTING_SECONDS = 120.0
+"""How long a worker may take to start: imports, environments, networks."""
 
 
 class Handle(Protocol):
     """A worker, wherever it is. Its tasks run one after the other, in the order of submission."""
 
     name: str
+    counts: Counter[str]  # what its place has to count, by column
 
     def submit(self, method: str, *arguments: Any) -> Future[Any]:
         """Starts a task: a method of the worker."""
@@ -26,14 +41,31 @@ class Handle(Protocol):
     def close(self) -> None:
         """Ends the worker."""
 
+    def discard(self) -> None:
+        """Ends a worker that does not answer, without waiting for it."""
+
+
+class Recovery(NamedTuple):
+    """How lost workers are replaced: `recruit(index, attempt)` makes the attempt-th replacement of a worker."""
+
+    recruit: Callable[[int, int], Handle]
+    restarts: int  # replacements that the group may make
+    timeout: float | None  # seconds that a task may take; None: for ever
+
 
 class _Task:
-    def __init__(self, worker: int, start: int, future: Future[Any], clock: Iterator[int]) -> None:
+    def __init__(self, worker: int, attempt: int, start: int, future: Future[Any], ended: Callable[[_Task], None]) -> None:
         self.worker = worker
+        self.attempt = attempt  # which of the worker's replacements is at it
         self.start = start  # the pull that started it
         self.future = future
-        self.done_at: int | None = None
-        future.add_done_callback(lambda _: setattr(self, "done_at", next(clock)))
+        self.submitted = time.monotonic()
+        self.done_at: int | None = None  # in order of completion
+        future.add_done_callback(lambda _: ended(self))
+
+    @property
+    def succeeded(self) -> bool:
+        return self.done_at is not None and self.future.exception() is None
 
 
 class Group:
@@ -50,6 +82,7 @@ class Group:
         ahead: int = 0,
         max_lag: int | None = None,
         share: Callable[[Weights], Any] = lambda weights: weights,
+        recovery: Recovery | None = None,
     ) -> None:
         self.workers = list(workers)
         self.method = method
@@ -57,50 +90,80 @@ class Group:
         self.ahead = ahead
         self.max_lag = max_lag
         self.share = share
+        self.recovery = recovery
         self.pulls = 0
+        self.restarts = 0  # replacements made so far
         self._tasks: list[_Task] = []  # started and not taken, oldest first
         self._clock = itertools.count()
+        self._job: tuple[str, Any] | None = None  # what tasks are started at now: a method, and the weights as shared
+        self._attempts = Counter[int]()  # replacements by worker
+        self._ended: dict[tuple[int, int], float] = {}  # when each worker, of each attempt, last ended a task
+        self._events: list[Event] = []
+        self._told: dict[str, tuple[Any, ...]] = {}  # what a replacement has to be told too, by method
 
     def pull(self, weights: Weights) -> list[Any]:
         """Starts idle workers on these weights, takes results, and tops workers up on the same weights.
 
         Raises:
-            WorkerError: a worker failed, whether or not its result was due.
+            WorkerError: a worker failed, whether or not its result was due, or one was lost and no replacement is left.
         """
-        shared = self.share(weights)
-        busy = {task.worker for task in self._tasks}
-        for worker in range(len(self.workers)):
-            if worker not in busy:
-                self._start(worker, shared)
-        taken = self._take_all() if self.gather is None else [self._take_one(self.gather - i - 1) for i in range(self.gather)]
-        for _ in range(self.ahead):  # one task each at a time, so that all get their first before any its second
-            for worker in range(len(self.workers)):
-                if sum(task.worker == worker for task in self._tasks) < self.ahead:
-                    self._start(worker, shared)
+        with self._starting(self.method, weights):
+            taken = self._take_all() if self.gather is None else [self._take_one(self.gather - i - 1) for i in range(self.gather)]
+            for _ in range(self.ahead):  # one task each at a time, so that all get their first before any its second
+                for worker in range(len(self.workers)):
+                    if sum(task.worker == worker for task in self._tasks) < self.ahead:
+                        self._start(worker)
         self.pulls += 1
         return [task.future.result() for task in taken]
 
-    def _start(self, worker: int, shared: Any) -> None:
-        self._tasks.append(_Task(worker, self.pulls, self.workers[worker].submit(self.method, shared), self._clock))
+    @contextlib.contextmanager
+    def _starting(self, method: str, weights: Weights) -> Iterator[None]:
+        """Idle workers start at the method; until this is left, replacements of lost workers do too."""
+        self._job = method, self.share(weights)
+        try:
+            self._start_idle()
+            yield
+        finally:
+            self._job = None
+
+    def _start_idle(self) -> None:
+        busy = {task.worker for task in self._tasks}
+        for worker in range(len(self.workers)):
+            if worker not in busy:
+                self._start(worker)
+
+    def _start(self, worker: int) -> None:
+        assert self._job is not None
+        future = self.workers[worker].submit(*self._job)
+        self._tasks.append(_Task(worker, self._attempts[worker], self.pulls, future, self._end))
+
+    def _end(self, task: _Task) -> None:
+        self._ended[task.worker, task.attempt] = time.monotonic()
+        task.done_at = next(self._clock)
 
     def _take_all(self) -> list[_Task]:
-        oldest = [next(task for task in self._tasks if task.worker == worker) for worker in range(len(self.workers))]
+        while True:
+            self._attend()
+            oldest = [next(task for task in self._tasks if task.worker == worker) for worker in range(len(self.workers))]
+            if all(task.succeeded for task in oldest):
+                break
+            self._wait()
         for task in oldest:
-            self._await(task)
             self._tasks.remove(task)
         return oldest
 
     def _take_one(self, more: int) -> _Task:
         """The first completed task, or else the oldest where leaving it longer would break `max_lag`; `more` takes follow in this pull."""
-        while not (done := [task for task in self._tasks if task.done_at is not None]):
-            self._await(None)
-        self._raise_failures()
-        task = min(done, key=lambda task: task.done_at if task.done_at is not None else 0)
-        if not self._in_time([other for other in self._tasks if other is not task], more):
-            task = self._tasks[0]
-            self._await(task)
-        self._tasks.remove(task)
-        return task
+        while True:
+            self._attend()
+            if done := [task for task in self._tasks if task.succeeded]:
+                task = min(done, key=lambda task: task.done_at or 0)
+                if not self._in_time([other for other in self._tasks if other is not task], more):
+                    task = self._tasks[0]
+                if task.succeeded:
+                    self._tasks.remove(task)
+                    return task
+            self._wait()
 
     def _in_time(self, left: Sequence[_Task], more: int) -> bool:
         """Whether the tasks left, taken oldest first, would all be taken within `max_lag`."""
@@ -109,36 +172,134 @@ class Group:
         pulls = [self.pulls if i < more else self.pulls + 1 + (i - more) // self.gather for i in range(len(left))]
         return all(pull - task.start <= self.max_lag for pull, task in zip(pulls, left, strict=True))
 
-    def _await(self, task: _Task | None) -> None:
-        """Until this task is done (None: any). A failure anywhere in the group ends the wait."""
-        while True:
-            self._raise_failures()
-            if any(t.done_at is not None for t in self._tasks) if task is None else task.future.done():
-                return
-            wait([t.future for t in self._tasks if not t.future.done()], return_when=FIRST_COMPLETED)
+    # --- workers that fail, and workers that are lost ---
 
-    def _raise_failures(self) -> None:
+    def _wait(self) -> None:
+        """Until something has happened: a task is done, or a worker was found lost and replaced."""
+        running = [task.future for task in self._tasks if not task.future.done()]
+        wait(running, self._patience(), FIRST_COMPLETED)
+        self._attend()
+
+    def _attend(self) -> None:
+        """Replaces workers that were lost.
+
+        Raises:
+            WorkerError: a worker failed, or one was lost and no replacement is left.
+        """
+        for task in list(self._tasks):
+            if task in self._tasks and task.future.done() and (error := task.future.exception()) is not None:
+                if not isinstance(error, WorkerLost):
+                    raise error
+                self._replace(task.worker, error)
+        for worker, deadline in self._deadlines().items():
+            if time.monotonic() > deadline:
+                assert self.recovery is not None
+                self._note("timeout", self.workers[worker].name, f"no result within {self.recovery.timeout:g} s")
+                self._replace(worker, WorkerLost(self.workers[worker].name, f"gave no result within {self.recovery.timeout:g} s (faults.timeout)"))
+
+    def _deadlines(self) -> dict[int, float]:
+        """When each busy worker's running task is overdue, by worker."""
+        if self.recovery is None or self.recovery.timeout is None:
+            return {}
+        deadlines: dict[int, float] = {}
         for task in self._tasks:
-            if task.future.done() and (error := task.future.exception()) is not None:
-                raise error
+            if not task.future.done() and task.worker not in deadlines:
+                ended = self._ended.get((task.worker, task.attempt))
+                starting = STARTING_SECONDS if task.attempt and ended is None else 0.0  # a replacement's first task waits for it to start
+                deadlines[task.worker] = max(task.submitted, ended or 0.0) + self.recovery.timeout + starting
+        return deadlines
+
+    def _patience(self) -> float | None:
+        deadlines = self._deadlines().values()
+        return max(0.0, min(deadlines) - time.monotonic()) + 0.01 if deadlines else None
+
+    def _replace(self, worker: int, error: WorkerLost) -> None:
+        """Puts a new worker in a lost one's place, and drops the lost one's unfinished tasks."""
+        recovery = self._spend(error)
+        self._attempts[worker] += 1
+        lost = [t for t in self._tasks if t.worker == worker and (not t.future.done() or t.future.exception() is not None)]
+        self._tasks = [task for task in self._tasks if task not in lost]
+        self._note("restart", self.workers[worker].name, error.trace.rstrip(), dropped=len(lost))
+        self.workers[worker].discard()
+        self.workers[worker] = recovery.recruit(worker, self._attempts[worker])
+        self._recruited(worker)
+        for method, arguments in self._told.items():
+            self.workers[worker].submit(method, *arguments)
+        for _ in lost if self._job is not None else ():
+            self._start(worker)
+
+    def _recruited(self, worker: int) -> None:
+        """A replacement has come, and no task is given to it yet."""
+
+    def _spend(self, error: WorkerLost) -> Recovery:
+        """Takes one replacement from the budget.
+
+        Raises:
+            WorkerError: there is none left.
+        """
+        if self.recovery is None or self.restarts >= self.recovery.restarts:
+            raise error.final(self.restarts) from error
+        self.restarts += 1
+        return self.recovery
+
+    def _note(self, kind: str, worker: str, cause: str, dropped: int = 0) -> None:
+        self._events.append(Event(kind, worker, cause, dropped))
+        logger.warning("%s: %s: %s", worker, kind, cause.partition("\n")[0])
+
+    def events(self) -> tuple[Event, ...]:
+        """What befell the group's workers since this was last asked."""
+        events, self._events = tuple(self._events), []
+        return events
+
+    def counts(self) -> Counter[str]:
+        """What the places of the group's workers counted since this was last asked, by column."""
+        counts = Counter[str]()
+        for worker in self.workers:
+            counts.update(worker.counts)
+            worker.counts.clear()
+        return counts
+
+    # --- between pulls ---
+
+    def finish(self, weights: Weights) -> list[Any]:
+        """Every worker's answer to `finish`, in worker order; no task may be in flight."""
+        assert not self._tasks
+        with self._starting("finish", weights):
+            return [task.future.result() for task in self._take_all()]
 
     def drain(self) -> list[Any]:
         """The results of all tasks in flight, oldest first; the workers are idle then."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            self._await(task)
-        self._tasks.clear()
+        self._settle()
+        tasks, self._tasks = self._tasks, []
         return [task.future.result() for task in tasks]
+
+    def _settle(self) -> None:
+        """Until no task is running."""
+        self._attend()
+        while any(not task.future.done() for task in self._tasks):
+            self._wait()
 
     def call(self, method: str, *arguments: Sequence[Any]) -> list[Any]:
         """Every worker's result of another method, in worker order; each argument is a sequence with one item per worker."""
         futures = [worker.submit(method, *(a[i] for a in arguments)) for i, worker in enumerate(self.workers)]
-        return [future.result() for future in futures]
+        return [self._answer(future, i, method, *(a[i] for a in arguments)) for i, future in enumerate(futures)]
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Calls a method with the same arguments on every worker that there is or will be: on replacements before their first task."""
+        self._told[method] = arguments
+        self.call(method, *([argument] * len(self.workers) for argument in arguments))
+
+    def _answer(self, future: Future[Any], worker: int, method: str, *arguments: Any) -> Any:
+        while True:
+            try:
+                return future.result()
+            except WorkerLost as error:
+                self._replace(worker, error)
+                future = self.workers[worker].submit(method, *arguments)
 
     def state(self) -> dict[str, Any]:
         """Plain data to continue from: awaits the tasks in flight and keeps their results."""
-        for task in self._tasks:
-            self._await(task)
+        self._settle()
         tasks = [{"worker": t.worker, "start": t.start, "result": t.future.result()} for t in self._tasks]
         return {"pulls": self.pulls, "tasks": tasks, "workers": self.call("state")}
 
@@ -147,7 +308,7 @@ class Group:
         if len(state["workers"]) != len(self.workers):
             return False
         self.pulls = state["pulls"]
-        self._tasks = [_Task(t["worker"], t["start"], _finished(t["result"]), self._clock) for t in state["tasks"]]
+        self._tasks = [_Task(t["worker"], 0, t["start"], _finished(t["result"]), self._end) for t in state["tasks"]]
         return all(self.call("restore", state["workers"]))
 
     def close(self) -> None:

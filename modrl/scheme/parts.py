@@ -13,16 +13,36 @@ from pydantic import Field
 
 from modrl.agent.actors.base import Actor
 from modrl.agent.algorithms.base import Algorithm
+from modrl.agent.optimizers import Optimizer
 from modrl.agent.storages.base import Storage
 from modrl.config import BadInput, Settings
 from modrl.envs.base import Envs
 from modrl.scheme.collect import Collector
+from modrl.scheme.collectors import Collectors
 from modrl.scheme.compute import Compute
 from modrl.scheme.gradient import GradientWorker
-from modrl.seeding import Role, generator, seed_of
+from modrl.scheme.inference import Server
+from modrl.scheme.race import Race
+from modrl.scheme.replica import Replica
+from modrl.scheme.update import Optimizers
+from modrl.seeding import Attempts, Role, generator, seed_of
 
 SMALL = 100_000
 """Weights below which a network gains nothing from a second thread, and loses much where the cores are busy."""
+
+
+class Servers(Settings):
+    """An inference server, or several, that collectors ask."""
+
+    name: Literal["server"] = "server"
+    batch: int | None = Field(None, ge=1)
+    """Environments that a batch does not wait beyond; null: all that can be waiting."""
+    timeout_ms: float = Field(10.0, gt=0)
+    """Milliseconds that the first request of a batch waits for others."""
+    device: str | None = None
+    """Where the servers' networks run; null: as machine.device."""
+    replicas: int = Field(1, ge=1)
+    """Servers, for each gradient worker; collectors are dealt out over them."""
 
 
 class Ray(Settings):
@@ -89,38 +109,60 @@ class Parts:
     gradient_workers: int
     steps_per_round: int  # optimiser steps between two pulls of rollouts
     paths: tuple[str, ...] = ()  # folders to import the user's own components from
+    max_staleness: int | None = None  # rounds; older rollouts are dropped
+    env_restarts: int = 0  # of each collector's environments
+    per_worker: tuple[tuple[Envs.Config, Actor.Config], ...] = ()  # settings of collector i modulo their number; (): all alike
 
     def compute(self) -> Compute:
         """Device and precision of this worker."""
         return Compute(self.machine.torch_device(), self.machine.precision)
 
-    def make_actor(self) -> Any:
-        """The actor, with the run's initial weights."""
+    def make_actor(self, config: Actor.Config | None = None) -> Any:
+        """The actor, with the run's initial weights; `config`: with other settings that leave its networks as they are."""
         with torch.random.fork_rng():
             torch.manual_seed(seed_of(self.seed, Role.WEIGHTS))
-            return self.actor.build(observation_space=self.observation_space, action_space=self.action_space)
+            return (config or self.actor).build(observation_space=self.observation_space, action_space=self.action_space)
 
-    def make_algorithm(self, number: int = 0) -> Any:
+    def make_algorithm(self, number: int = 0, attempts: Attempts = ()) -> Any:
         """The algorithm of gradient worker `number`, with an actor of its own."""
-        shuffle = generator(self.seed, Role.LEARNING, number)
+        shuffle = generator(self.seed, Role.LEARNING, number, attempts=attempts)
         actor = self.make_actor()
         with torch.random.fork_rng():
             torch.manual_seed(seed_of(self.seed, Role.WEIGHTS, 1))
             return self.algorithm.build(actor=actor, generator=shuffle)
 
-    def collector(self, number: int) -> Collector:
-        """Collector `number`, counted over all gradient workers."""
+    def collector(self, number: int, attempts: Attempts = (), race: Race | None = None) -> Collector:
+        """Collector `number`, counted over all gradient workers; `attempts` says which replacement it is, and has chances of its own."""
         width = self.envs.count // self.collectors
         numbers = range(number * width, (number + 1) * width)
-        envs = self.envs.build(numbers=numbers, seeds=[seed_of(self.seed, Role.ENV, n) for n in numbers], training=True)
+        config, actor = self.of_collector(number)
+        seeds = [seed_of(self.seed, Role.ENV, n, attempts) for n in numbers]
+        options = {"restarts": self.env_restarts} if self.env_restarts else {}
+        envs = config.build(numbers=numbers, seeds=seeds, training=True, **options)
         compute = self.compute()
-        chance = generator(self.seed, Role.ACTION, number, compute.device)
-        return Collector(envs=envs, actor=self.make_actor(), horizon=self.storage.horizon, generator=chance, compute=compute)
+        chance = generator(self.seed, Role.ACTION, number, compute.device, attempts)
+        return Collector(envs=envs, actor=self.make_actor(actor), horizon=self.storage.horizon, generator=chance, compute=compute, race=race)
 
-    def gradient_worker(self, number: int, start_collection: Callable[[], Any]) -> GradientWorker:
+    def of_collector(self, number: int) -> tuple[Envs.Config, Actor.Config]:
+        """The settings of collector `number`'s environments and actor."""
+        return self.per_worker[number % len(self.per_worker)] if self.per_worker else (self.envs, self.actor)
+
+    def server(self, columns: int, settings: Servers) -> Server:
+        """An inference server that at most `columns` environments wait for."""
+        machine = self.machine if settings.device is None else self.machine.model_copy(update={"device": settings.device})
+        compute = Compute(machine.torch_device(), machine.precision)
+        batch = columns if settings.batch is None else min(settings.batch, columns)
+        return Server(actor=self.make_actor(), compute=compute, batch=batch, timeout=settings.timeout_ms / 1000)
+
+    def gradient_worker(self, number: int, start_collection: Callable[[Attempts], Collectors], attempts: Attempts = ()) -> GradientWorker:
         """Gradient worker `number`."""
-        storage = self.storage.build(batch=self.storage.batch // self.gradient_workers, generator=generator(self.seed, Role.REPLAY, number))
+        chance = generator(self.seed, Role.REPLAY, number, attempts=attempts)
+        storage = self.storage.build(batch=self.storage.batch // self.gradient_workers, generator=chance)
         return GradientWorker(
-            algorithm=self.make_algorithm(number), storage=storage, collection=start_collection(),
-            steps_per_round=self.steps_per_round, compute=self.compute(),
+            algorithm=self.make_algorithm(number, attempts), storage=storage,
+            collection=start_collection(attempts), steps_per_round=self.steps_per_round, compute=self.compute(), max_staleness=self.max_staleness,
         )  # fmt: skip
+
+    def replica(self, worker: GradientWorker, optimizer: Optimizer.Config, every: int | None, timeout: float | None) -> Replica:
+        """A gradient worker with optimisers of its own."""
+        return Replica(worker, Optimizers(worker.algorithm, optimizer), every, timeout)

@@ -6,21 +6,31 @@ so that two schemes differ in what their settings say and in nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeAlias
 
-from pydantic import Field, GetJsonSchemaHandler, model_validator
+from pydantic import Field, GetJsonSchemaHandler, field_validator, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from modrl.agent.optimizers import Optimizer
 from modrl.config import Document, Settings, merge, nearest, problem, read, read_file
-from modrl.scheme.group import Group, Handle
-from modrl.scheme.parts import Parts
+from modrl.scheme.collect import Collector
+from modrl.scheme.collectors import Collectors, ServedGroup
+from modrl.scheme.gradient import GradientWorker
+from modrl.scheme.group import STARTING_SECONDS, Group, Handle, Recovery
+from modrl.scheme.inference import Client
+from modrl.scheme.parts import Parts, Servers
+from modrl.scheme.places.base import Factory
 from modrl.scheme.places.here import HereWorker
 from modrl.scheme.places.thread import ThreadWorker
+from modrl.scheme.race import LocalBoard, Race
+from modrl.scheme.replica import Replica, ReplicaGroup
+from modrl.seeding import Attempts
 
 
 class Resources(Settings):
@@ -30,6 +40,40 @@ class Resources(Settings):
     """None: 1 on a cluster; 0 on a machine of one's own, whose cores are shared out by the operating system."""
     gpus: float = Field(0.0, ge=0)
     custom: dict[str, float] = {}
+
+
+class Preemption(Settings):
+    """When stragglers hand in what they have of their rollouts."""
+
+    fraction_workers: float = Field(0.75, gt=0, le=1)
+    """Once this share of all collectors are done with the round …"""
+    fraction_samples: float = Field(0.25, ge=0, lt=1)
+    """… those that have at least this share of their rollout stop."""
+
+
+class PerWorker(Settings):
+    """What differs from one collector to the next; laid over the experiment's blocks."""
+
+    envs: dict[str, Any] = {}
+    actor: dict[str, Any] = {}
+
+
+class Average(Settings):
+    """Local SGD: each gradient worker steps on its own share, and weights are averaged."""
+
+    average: int = Field(ge=1)
+    """Steps from one average to the next."""
+
+
+class Faults(Settings):
+    """What is survived. Past the budget a run stops, with the cause and a checkpoint."""
+
+    worker_restarts: int = Field(0, ge=0)
+    """Lost workers that each group may replace."""
+    env_restarts: int = Field(0, ge=0)
+    """Environments that each collector may make anew after they raised or their process ended; the episode is dropped."""
+    timeout: float | None = Field(None, gt=0)
+    """Seconds that a worker may take for one task (a rollout; a gradient with its rollouts) before it counts as lost; null: for ever."""
 
 
 class Workers(Settings):
@@ -42,6 +86,8 @@ class Workers(Settings):
     max_lag: int | None = Field(None, ge=0)
     """Pulls that a task may be behind; needed where not every worker is awaited."""
     resources: Resources = Resources()
+    placement: Literal["pack", "spread"] = "pack"
+    """Of Ray workers over a cluster's nodes: as Ray does, which fills nodes one after the other, or evenly."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -53,6 +99,8 @@ class Workers(Settings):
             raise problem(f"missing; with gather: {self.gather} state how many pulls a result may be behind", "max_lag")
         if self.place != "ray" and self.resources != Resources():
             raise problem(f"have no effect with place: {self.place}; they are what a Ray worker asks for", "resources")
+        if self.place != "ray" and self.placement != "pack":
+            raise problem(f"has no effect with place: {self.place}; it is about the nodes of a Ray cluster", "placement")
         return self
 
     @property
@@ -77,18 +125,41 @@ class Collection(Workers):
 
     ahead: int = Field(0, ge=0)
     """Untaken tasks each worker may have while the caller learns."""
+    broadcast_interval: int = Field(1, ge=1)
+    """Pulls from one hand-out of new weights to the next."""
+    max_staleness: int | None = Field(None, ge=0)
+    """Rounds that a rollout may lag when it arrives; older ones are dropped and counted. null: none is."""
+    preemption: Preemption | None = None
+    inference: Servers | Literal["collector"] = "collector"
+    """Who runs the actor: each collector, or `server`: it is asked by collectors and answers in batches."""
+    per_worker: list[PerWorker] = []
+    """What differs between collectors: collector i takes entry i modulo their number."""
+
+    @field_validator("inference", mode="before")
+    @classmethod
+    def _server(cls, value: Any) -> Any:
+        return {"name": value} if value == "server" else value
 
     @model_validator(mode="after")
     def _keeps_lag(self) -> Self:
         if self.ahead and self.place == "here":
             raise problem("has no effect with place: here, where nothing runs while the caller learns; use thread or ray", "ahead")
         self.check_lag(self.ahead)
+        if self.inference != "collector" and self.place == "here":
+            raise problem("a server has nothing to batch with place: here, where collectors work one after the other; use thread or ray", "inference")
+        if self.preemption is not None and (self.gather != "all" or self.ahead):
+            raise problem("needs collectors that are all at the same round: gather: all and ahead: 0", "preemption")
+        least = self.ahead if self.gather == "all" else 0
+        if self.max_staleness is not None and self.max_staleness < least:
+            raise problem(f"would drop every rollout: with ahead: {self.ahead} each lags {self.ahead}; raise it", "max_staleness")
+        if self.max_staleness is not None and self.max_staleness >= self.lag_bound:
+            raise problem(f"has no effect: no rollout lags by more than {self.lag_bound}", "max_staleness")
         return self
 
     @property
     def lag_bound(self) -> int:
-        """Pulls that a rollout may be behind."""
-        return self.ahead if self.max_lag is None else self.max_lag
+        """Pulls that a rollout may be behind, before any is dropped."""
+        return (self.ahead if self.max_lag is None else self.max_lag) + self.broadcast_interval - 1
 
 
 class Gradients(Workers):
@@ -114,12 +185,21 @@ class Scheme:
         preset: str | None = None
         collection: Collection = Collection()
         gradient: Gradients = Gradients()
-        update: Literal["central"] = "central"
-        """Where gradients are applied: by the updater, which holds the optimisers."""
+        update: Literal["central", "all_reduce"] | Average = "central"
+        """Where gradients are applied: by the updater; or by each gradient worker, which add them up or average weights every k steps."""
+        compression: Literal["lz4"] | None = None
+        """Of the rollouts and gradients that Ray workers send."""
+        faults: Faults = Faults()
 
         @classmethod
         def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
             return {"anyOf": [{"enum": list(presets())}, handler(schema)]}
+
+        @field_validator("update", mode="before")
+        @classmethod
+        def _over_name(cls, value: Any) -> Any:
+            """`{average: k}` laid over a preset's bare word, which merging takes for a block's name."""
+            return {key: v for key, v in value.items() if key != "name"} if isinstance(value, dict) and "average" in value else value
 
         @model_validator(mode="before")
         @classmethod
@@ -128,30 +208,89 @@ class Scheme:
 
         @model_validator(mode="after")
         def _fits(self) -> Self:
-            if self.collection.place == "ray" and self.gradient.place == "thread":
+            collection, gradient = self.collection, self.gradient
+            if collection.place == "ray" and gradient.place == "thread":
                 raise problem("gradient workers in threads collect here or in threads of their own, not on ray", "collection.place")
+            if self.update != "central" and (gradient.place == "here" or gradient.gather != "all"):
+                needed = "gradient workers that run at the same time and are all awaited: gradient: {place: ray or thread, gather: all}"
+                raise problem(f"all_reduce and average need {needed}", "update")
+            if self.compression is not None and "ray" not in (collection.place, gradient.place):
+                raise problem("has no effect where no worker is on ray", "compression")
+            if collection.preemption is not None and (gradient.alone or self.collectors_at_once == 1):
+                raise problem("needs collectors that run at the same time and are all at the same round", "collection.preemption")
+            if self.faults.worker_restarts and self.all_here:
+                raise problem("has no effect where every worker is here: none can be lost alone", "faults.worker_restarts")
+            if self.faults.timeout is not None and self.all_here:
+                raise problem(
+                    "has no effect where every worker is here: nobody waits for another; place collectors in threads or on ray", "faults.timeout"
+                )
             return self
 
-    def __init__(self, config: Config, parts: Parts) -> None:
+        @property
+        def all_here(self) -> bool:
+            """Whether there is no worker but the caller."""
+            return self.collection.place == self.gradient.place == "here"
+
+        @property
+        def collectors_at_once(self) -> int:
+            """Collectors that work at the same time."""
+            return (1 if self.collection.place == "here" else self.collection.workers) * (
+                1 if self.gradient.place == "here" else self.gradient.workers
+            )
+
+        @property
+        def average_every(self) -> int | None:
+            """Steps from one average of weights to the next; None: they are not averaged."""
+            return self.update.average if isinstance(self.update, Average) else None
+
+        def lag_bound(self) -> int:
+            """Rounds that a rollout may lag when it is learned from."""
+            collection, gradient = self.collection, self.gradient
+            bound = collection.lag_bound if collection.max_staleness is None else collection.max_staleness
+            if gradient.alone and gradient.max_lag is not None:
+                bound = -(-bound * (gradient.max_lag + 1) // gradient.workers)
+            return bound
+
+        def gradient_lag_bound(self) -> int:
+            """Applied gradients that a gradient may lag."""
+            gradient = self.gradient
+            return gradient.max_lag * gradient.taken if gradient.alone and gradient.max_lag is not None else 0
+
+    def __init__(self, config: Config, parts: Parts, optimizer: Optimizer.Config) -> None:
         self.config = config
         self.parts = parts
+        self.optimizer = optimizer
         self.cluster: Any = None
+        self.board: Any = None
 
     def start(self) -> Group:
         """The gradient workers, ready to be pulled from, each with its collectors."""
-        gradient, parts = self.config.gradient, self.parts
-        if "ray" in (gradient.place, self.config.collection.place):
+        config, gradient, parts = self.config, self.config.gradient, self.parts
+        if "ray" in (gradient.place, config.collection.place):
             from modrl.scheme.places.ray import Cluster
 
             self.cluster = Cluster(parts.machine.ray.address, parts.machine.ray.object_store)
             self.cluster.require(self._wanted())
-        factories = {
+        self.board = make_board(config)
+        makers = {
             _name("gradient worker", index, gradient.workers): partial(
-                parts.gradient_worker, index, partial(start_collection, self.config, parts, index, self._local())
+                make_gradient_worker, config, parts, self.optimizer, index, self._local(), self.board
             )
             for index in range(gradient.workers)
         }
-        return start_group(gradient, "gradient", factories, parts, self._local())
+        kind: type[Group] = Group
+        options: dict[str, Any] = {}
+        if config.update != "central":
+            kind, options = ReplicaGroup, {"address": self._address}
+        return start_group(config, gradient, "gradient", makers, parts, self._local(), kind=kind, options=options)
+
+    def _address(self, worker: Any) -> str:
+        """Where other workers reach this one's machine."""
+        if self._local():
+            return "127.0.0.1"
+        from modrl.scheme.places.ray import address_of
+
+        return address_of(worker)
 
     def _local(self) -> bool:
         return self.cluster is None or self.cluster.local
@@ -167,6 +306,8 @@ class Scheme:
 
     def close(self) -> None:
         """Ends what was started beside the workers."""
+        if self.board is not None and self.cluster is not None:
+            self.board.close()
         if self.cluster is not None:
             self.cluster.close()
 
@@ -180,37 +321,129 @@ def _name(role: str, index: int, count: int, within: str = "") -> str:
     return f"{role} {index}{within}" if count > 1 or within else role
 
 
-def start_collection(config: Scheme.Config, parts: Parts, gradient_worker: int, local: bool) -> Group:
-    """The collectors of one gradient worker, as a group."""
-    collection = config.collection
+def make_gradient_worker(
+    config: Scheme.Config, parts: Parts, optimizer: Optimizer.Config, number: int, local: bool, board: Any, attempt: int = 0
+) -> GradientWorker | Replica:
+    """Gradient worker `number` with its collectors; the `attempt`-th replacement of it."""
+    worker = parts.gradient_worker(number, partial(start_collection, config, parts, number, local, board), (attempt,) if attempt else ())
+    if config.update == "central":
+        return worker
+    return parts.replica(worker, optimizer, config.average_every, config.faults.timeout)
+
+
+def make_board(config: Scheme.Config) -> Any:
+    """Where collectors see each other's progress; None: they need not."""
+    if config.collection.preemption is None:
+        return None
+    if config.gradient.place != "ray" and config.collection.place != "ray":
+        return LocalBoard()
+    from modrl.scheme.places.ray import RayBoard
+
+    return RayBoard()
+
+
+def start_collection(
+    config: Scheme.Config, parts: Parts, gradient_worker: int, local: bool, board: Any = None, attempts: Attempts = ()
+) -> Collectors:
+    """The collectors of one gradient worker, with what stands between."""
+    collection, preemption = config.collection, config.collection.preemption
     within = f" of gradient worker {gradient_worker}" if config.gradient.workers > 1 else ""
-    factories = {
-        f"collector {index}{within}": partial(parts.collector, gradient_worker * collection.workers + index) for index in range(collection.workers)
+    race = None
+    if preemption is not None:
+        total = collection.workers * config.gradient.workers
+        race = Race(board, math.ceil(preemption.fraction_workers * total), preemption.fraction_samples)
+    makers = {
+        f"collector {index}{within}": partial(make_collector, parts, gradient_worker * collection.workers + index, race, attempts)
+        for index in range(collection.workers)
     }
-    return start_group(collection, "collect", factories, parts, local, collection.ahead)
+    start = partial(start_group, config, collection, "collect", makers, parts, local, collection.ahead)
+    if collection.inference == "collector":
+        return Collectors(start(), collection.broadcast_interval)
+    settings = collection.inference
+    clients = -(-collection.workers // settings.replicas)
+    columns = clients * (parts.envs.count // parts.collectors)
+    hire = _hirer(config, collection, parts, local, concurrency=clients + 2)
+    servers: list[Handle] = []
+    names = [f"inference server {index}{within}" for index in range(settings.replicas)]
+    try:
+        for name in names:
+            servers.append(hire(name, partial(parts.server, columns, settings)))
+        options = {
+            "servers": servers, "client": _client_maker(collection.place),
+            "recruit_server": lambda index, attempt: hire(names[index], partial(parts.server, columns, settings)),
+        }  # fmt: skip
+        return Collectors(start(kind=ServedGroup, options=options), collection.broadcast_interval)
+    except BaseException:
+        for server in servers:
+            server.close()
+        raise
 
 
-def start_group(settings: Workers, method: str, factories: Mapping[str, Any], parts: Parts, local: bool, ahead: int = 0) -> Group:
-    """Workers in their place; if one cannot start, none is left behind."""
+def make_collector(parts: Parts, number: int, race: Race | None, attempts: Attempts, attempt: int = 0) -> Collector:
+    """Collector `number`; the `attempt`-th replacement of it, within the gradient worker's own `attempts`."""
+    return parts.collector(number, (*(attempts or (0,)), attempt) if attempts or attempt else (), race)
+
+
+def _client_maker(place: str) -> Callable[[Any], Client]:
+    if place == "ray":
+        from modrl.scheme.places.ray import RayClient
+
+        return RayClient
+    return lambda server: server.worker
+
+
+Hire: TypeAlias = Callable[[str, Factory], Any]
+"""Starts a worker of a name in its place."""
+
+
+def _hirer(config: Scheme.Config, settings: Workers, parts: Parts, local: bool, concurrency: int = 1) -> Hire:
+    if settings.place != "ray":
+        return HereWorker if settings.place == "here" else ThreadWorker
+    from modrl.scheme.places.ray import Options, RayWorker
+
+    asked = {k: v for k, v in _asked(settings, local).items() if v}
+    placement = None if settings.placement == "pack" else settings.placement
+    return partial(RayWorker, options=Options(asked, parts.paths, parts.machine.worker_threads, concurrency, placement, config.compression))
+
+
+def start_group(
+    config: Scheme.Config, settings: Workers, method: str, makers: Mapping[str, Callable[[int], Any]], parts: Parts, local: bool, ahead: int = 0,
+    kind: type[Group] = Group, options: Mapping[str, Any] = {},
+) -> Group:  # fmt: skip
+    """Workers in their place; if one cannot start, none is left behind. `makers`: of each worker, by name, for the attempt-th time."""
+    hire = _hirer(config, settings, parts, local)
+    names = list(makers)
     workers: list[Handle] = []
     share: dict[str, Any] = {}
     try:
+        for name in names:
+            workers.append(hire(name, partial(makers[name], 0)))
         if settings.place == "ray":
-            from modrl.scheme.places.ray import RayWorker, Share
+            from modrl.scheme.places.ray import Share
 
-            asked = {k: v for k, v in _asked(settings, local).items() if v}
-            workers = [RayWorker(name, make, asked, list(parts.paths), parts.machine.worker_threads) for name, make in factories.items()]
             share = {"share": Share()}
             for worker in workers:
                 worker.wait_started()  # type: ignore[attr-defined]
-        else:
-            for name, make in factories.items():
-                workers.append(HereWorker(name, make) if settings.place == "here" else ThreadWorker(name, make))
+        recovery = Recovery(
+            lambda index, attempt: hire(names[index], partial(makers[names[index]], attempt)),
+            config.faults.worker_restarts,
+            _timeout(config, settings),
+        )
+        gather = None if settings.gather == "all" else settings.gather
+        return kind(workers, method, gather, ahead, settings.max_lag, **share, recovery=recovery, **options)
     except BaseException:
         for worker in workers:
             worker.close()
         raise
-    return Group(workers, method, None if settings.gather == "all" else settings.gather, ahead, settings.max_lag, **share)
+
+
+def _timeout(config: Scheme.Config, settings: Workers) -> float | None:
+    """A gradient worker whose collectors are elsewhere leaves them the time to be found out and replaced first."""
+    seconds = config.faults.timeout
+    if seconds is None or settings.place == "here":
+        return None
+    nested = settings is config.gradient and config.collection.place != "here"
+    return 3 * seconds + STARTING_SECONDS if nested else seconds
 
 
 # --- presets --------------------------------------------------------------------------------------------------------

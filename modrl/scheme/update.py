@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,15 +18,58 @@ Record = Callable[[Sequence[Gradient], Sequence[int], dict[str, float]], None]
 """Told of every update: the gradients, their lags in versions, and what the optimiser says (learning_rate, grad_norm)."""
 
 
-class Updater:
-    """Holds the one authoritative copy of the weights."""
+class Optimizers:
+    """An algorithm's optimisers, one for each of its groups of parameters."""
 
-    def __init__(self, *, algorithm: Algorithm, optimizer: Optimizer.Config, steps: int, record: Record) -> None:
+    def __init__(self, algorithm: Algorithm, rule: Optimizer.Config) -> None:
         self.algorithm = algorithm
-        self.rule = optimizer
+        self.rule = rule
+        self.by_name: dict[str, Optimizer] = {name: rule.build(parameters=p) for name, p in algorithm.parameters().items()}
+
+    def step(self, tensors: Mapping[str, list[torch.Tensor]], weight: float, progress: float) -> dict[str, float]:
+        """One step on gradients summed over `weight` valid samples: divided by their number where the loss is a mean. Gives what the rule says.
+
+        Raises:
+            FloatingPointError: a gradient is not finite; nothing was applied.
+        """
+        said: dict[str, float] = {}
+        for name, gradients in tensors.items():
+            if self.algorithm.config.reduction == "mean":
+                torch._foreach_div_(gradients, float(weight))
+            said |= self.by_name[name].step(gradients, progress)
+        return said
+
+    def state(self) -> dict[str, Any]:
+        """Networks and optimisers, as plain data to continue from."""
+        return {
+            "acting": snapshot([("actor", self.algorithm.actor)])["actor"], "learning": snapshot(self.algorithm.modules().items()),
+            "optimizer": dump(self.rule)["name"], "optimizers": {name: optimizer.state() for name, optimizer in self.by_name.items()},
+        }  # fmt: skip
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continues from `state`.
+
+        Raises:
+            ValueError: it is of other networks or of another optimiser.
+        """
+        if state["optimizer"] != (name := dump(self.rule)["name"]):
+            raise ValueError(f"its optimizer is {state['optimizer']}, not {name}")
+        load(self.algorithm.actor, state["acting"])
+        for name, module in self.algorithm.modules().items():
+            load(module, state["learning"][name])
+        for name, optimizer in self.by_name.items():
+            optimizer.restore(state["optimizers"][name])
+
+
+class Updater:
+    """Holds the one authoritative copy of the weights; where gradient workers hold `replicas`, only the ledger."""
+
+    def __init__(self, *, algorithm: Algorithm, optimizer: Optimizer.Config, steps: int, record: Record, replicas: bool = False) -> None:
+        self.algorithm = algorithm
         self.steps = steps
         self.record = record
-        self.optimizers: dict[str, Optimizer] = {name: optimizer.build(parameters=p) for name, p in algorithm.parameters().items()}
+        self.replicas = replicas
+        self.optimizers = Optimizers(algorithm, optimizer)
         self.version = 0  # losses answered, those that were given up included: lags are counted in it
         self.updates = 0  # optimiser steps
         self.env_steps = 0
@@ -37,7 +80,11 @@ class Updater:
         return min(1.0, self.env_steps / self.steps)
 
     def weights(self) -> Weights:
-        """A snapshot of the weights as they are now."""
+        """A snapshot of the weights as they are now; replicas have their own."""
+        return Weights(self.version, self.progress, {}, {}) if self.replicas else self.learned()
+
+    def learned(self) -> Weights:
+        """A snapshot of the weights that this process holds."""
         acting = snapshot([("actor", self.algorithm.actor)])["actor"]
         return Weights(self.version, self.progress, acting, snapshot(self.algorithm.modules().items()))
 
@@ -51,10 +98,7 @@ class Updater:
         lags = [self.version - gradient.version for gradient in gradients]
         said: dict[str, float] = {}
         if total:  # else every loss was empty: a batch that was given up early
-            for name, tensors in _sum(gradients).items():
-                if self.algorithm.config.reduction == "mean":
-                    torch._foreach_div_(tensors, float(total))
-                said |= self.optimizers[name].step(tensors, self.progress)
+            said = _mean([g.said for g in gradients]) if self.replicas else self.optimizers.step(_sum(gradients), total, self.progress)
             self.updates += 1
         self.version += 1
         self.env_steps += sum(gradient.env_steps for gradient in gradients)
@@ -63,12 +107,7 @@ class Updater:
 
     def state(self) -> dict[str, Any]:
         """Plain data to continue from."""
-        weights = self.weights()
-        return {
-            "version": self.version, "updates": self.updates, "env_steps": self.env_steps,
-            "acting": weights.acting, "learning": weights.learning, "optimizer": dump(self.rule)["name"],
-            "optimizers": {name: optimizer.state() for name, optimizer in self.optimizers.items()},
-        }  # fmt: skip
+        return {"version": self.version, "updates": self.updates, "env_steps": self.env_steps, **self.optimizers.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continues from `state`.
@@ -76,14 +115,14 @@ class Updater:
         Raises:
             ValueError: it is of other networks or of another optimiser.
         """
-        if state["optimizer"] != (name := dump(self.rule)["name"]):
-            raise ValueError(f"its optimizer is {state['optimizer']}, not {name}")
-        load(self.algorithm.actor, state["acting"])
-        for name, module in self.algorithm.modules().items():
-            load(module, state["learning"][name])
-        for name, optimizer in self.optimizers.items():
-            optimizer.restore(state["optimizers"][name])
+        self.optimizers.restore(state)
         self.version, self.updates, self.env_steps = state["version"], state["updates"], state["env_steps"]
+
+
+def _mean(said: Sequence[dict[str, float]]) -> dict[str, float]:
+    """What the replicas' optimisers said, averaged."""
+    names = [name for name in said[0] if all(name in other for other in said)]
+    return {name: sum(one[name] for one in said) / len(said) for name in names}
 
 
 def _sum(gradients: Sequence[Gradient]) -> dict[str, list[torch.Tensor]]:

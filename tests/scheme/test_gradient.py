@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from functools import partial
 
 import numpy as np
@@ -33,6 +34,12 @@ class Given:
 
     def pull(self, weights):
         return [self.rollouts.pop(0)]
+
+    def counts(self):
+        return Counter()
+
+    def events(self):
+        return ()
 
 
 def columns(rollout, index):
@@ -249,7 +256,7 @@ def test_nothing_that_is_kept_carries_a_graph():
         for _ in range(3):
             found = made.gradient(weights)
             weights = up.apply([found])
-        collector = made.collection.workers[0].worker
+        collector = made.collection.group.workers[0].worker
         kept = [found.tensors, weights, collector.memory, made.storage.state(True), up.state()["optimizers"]]
     tensors = [leaf for leaf in leaves(kept) if isinstance(leaf, torch.Tensor)]
     assert len(tensors) > 20

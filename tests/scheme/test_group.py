@@ -6,6 +6,7 @@ import random
 import re
 import threading
 import time
+from collections import Counter
 from concurrent.futures import Future
 
 import pytest
@@ -22,7 +23,8 @@ class Fake:
     def __init__(self, name):
         self.name = name
         self.queue = []
-        self.closed = False
+        self.closed = self.discarded = False
+        self.counts = Counter()
 
     def submit(self, method, weights):
         future = Future()
@@ -35,6 +37,9 @@ class Fake:
 
     def close(self):
         self.closed = True
+
+    def discard(self):
+        self.discarded = True
 
 
 def weights(version):

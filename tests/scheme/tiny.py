@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
+import time
 from functools import partial
 
 import gymnasium
@@ -17,7 +20,7 @@ from modrl.agent.actors.distributions import Categorical
 from modrl.envs.toy import Count
 from modrl.messages import Weights
 from modrl.scheme.compute import snapshot
-from modrl.scheme.scheme import start_collection
+from modrl.scheme.scheme import make_board, start_collection
 from tests.runs import small
 
 
@@ -165,9 +168,42 @@ def parts_of(*, envs, actor="Bias", horizon=5, scheme="local", seed=1, **changes
 def collectors_of(**experiment):
     """The collectors of an experiment, as a group in their place."""
     parts, scheme = parts_of(**experiment)
-    return start_collection(scheme, parts, 0, local=True)
+    return start_collection(scheme, parts, 0, local=True, board=make_board(scheme))
 
 
 def weights_of(actor, version=0):
     """A snapshot of the actor for collectors."""
     return Weights(version, 0.0, snapshot([("actor", actor)])["actor"], {})
+
+
+class Deadly(Count):
+    """Count, but whoever comes first to step `at` of its life (and creates the file) kills its process, or hangs."""
+
+    def __init__(self, file, at=20, how="kill", n=5):
+        super().__init__(n)
+        self.file, self.at, self.how, self.life = file, at, how, 0
+
+    def step(self, action):
+        self.life += 1
+        if self.life >= self.at:
+            try:
+                os.close(os.open(self.file, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                pass
+            else:
+                if self.how == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                threading.Event().wait(60)
+        return super().step(action)
+
+
+class Slow(Count):
+    """Count, each step of which takes so many seconds."""
+
+    def __init__(self, seconds=0.002, n=5):
+        super().__init__(n)
+        self.seconds = seconds
+
+    def step(self, action):
+        time.sleep(self.seconds)
+        return super().step(action)

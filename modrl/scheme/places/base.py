@@ -23,6 +23,19 @@ class WorkerError(RuntimeError):
         return f"{self.worker} failed:\n{self.trace.rstrip()}"
 
 
+class WorkerLost(WorkerError):
+    """A worker is gone, or does not answer: its process died, its node was lost, or its task took too long."""
+
+    def final(self, restarts: int) -> WorkerError:
+        """What ends the run: there is no replacement, or none any more."""
+        used = f"\nno replacement is left: {restarts} were made (scheme.faults.worker_restarts)" if restarts else ""
+        return WorkerError(self.worker, self.trace.rstrip() + used)
+
+
+class PeerLost(WorkerError):
+    """A worker could not agree with its peers, for one of them was lost; it can go on with others."""
+
+
 def run(future: Future[Any], worker: str, function: Callable[..., Any], *arguments: Any) -> None:
     """Runs a call into a future; what it raises becomes a WorkerError, unless it is one from a worker further in."""
     try:

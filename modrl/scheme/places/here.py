@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from concurrent.futures import Future
 from typing import Any
 
@@ -13,6 +14,7 @@ class HereWorker:
 
     def __init__(self, name: str, factory: Factory) -> None:
         self.name = name
+        self.counts = Counter[str]()
         self.worker = factory()
 
     def submit(self, method: str, *arguments: Any) -> Future[Any]:
@@ -24,3 +26,5 @@ class HereWorker:
     def close(self) -> None:
         """Ends the worker."""
         self.worker.close()
+
+    discard = close

@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pickle
 import signal
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 # Without it Ray resolves 127.0.0.1 to this machine's outer address on Linux, and listens there.
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
@@ -26,15 +28,15 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a worker wit
 import ray
 import torch
 from ray import cloudpickle
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from modrl.config import BadInput
 from modrl.messages import Weights
-from modrl.scheme.places.base import Factory, WorkerError
+from modrl.scheme.group import STARTING_SECONDS
+from modrl.scheme.places.base import Factory, PeerLost, WorkerError, WorkerLost
+from modrl.scheme.race import KEPT, Round
 from modrl.tree import to_numpy
 
-STARTING_SECONDS = 120.0
-"""How long a worker may take to start: imports, environments, networks."""
 CLOSING_SECONDS = 5.0
 """How long a worker may take to close its environments before its process is ended."""
 
@@ -107,7 +109,7 @@ def _process_class() -> Any:
     home = str(Path(__file__).parents[3])
 
     class Process:
-        def __init__(self, name: str, paths: list[str], threads: int) -> None:
+        def __init__(self, name: str, paths: list[str], threads: int, compression: str | None) -> None:
             import sys
 
             paths = [*paths, *(path for path in sys.path if path not in paths)]
@@ -115,7 +117,7 @@ def _process_class() -> Any:
             from modrl.scheme.places.ray import Remote
 
             sys.path[:] = paths
-            self.remote = Remote(name, threads)
+            self.remote = Remote(name, threads, compression)
 
         def start(self, payload: bytes) -> Any:
             return self.remote.start(payload)
@@ -123,22 +125,33 @@ def _process_class() -> Any:
         def call(self, method: str, *arguments: Any) -> Any:
             return self.remote.call(method, *arguments)
 
+        def address(self) -> str:
+            import ray
+
+            return ray.util.get_node_ip_address()
+
     return Process
 
 
 class Remote:
     """The process side of a worker: makes it, and runs its methods."""
 
-    def __init__(self, name: str, threads: int) -> None:
+    def __init__(self, name: str, threads: int, compression: str | None) -> None:
         torch.set_num_threads(threads)
         self.name = name
+        self.compression = compression
         self.worker: Any = None
+        self.failure: WorkerError | None = None  # why there is no worker
 
     def start(self, payload: bytes) -> Any:
-        return self._run(lambda: setattr(self, "worker", cloudpickle.loads(payload)()))
+        self.failure = self._run(lambda: setattr(self, "worker", cloudpickle.loads(payload)()))
+        return self.failure
 
     def call(self, method: str, *arguments: Any) -> Any:
-        return self._run(lambda: to_numpy(getattr(self.worker, method)(*arguments)))
+        if self.failure is not None:
+            return self.failure
+        result = self._run(lambda: to_numpy(getattr(self.worker, method)(*arguments)))
+        return result if self.compression is None or isinstance(result, WorkerError) else pack(result)
 
     def _run(self, function: Any) -> Any:
         try:
@@ -149,14 +162,53 @@ class Remote:
             return WorkerError(self.name, traceback.format_exc())
 
 
+class Packed(NamedTuple):
+    """A compressed result."""
+
+    data: bytes
+    size: int  # bytes before
+
+
+def pack(result: Any) -> Packed:
+    """Any result, pickled and compressed with LZ4."""
+    import lz4.frame
+
+    raw = pickle.dumps(result, protocol=5)
+    return Packed(lz4.frame.compress(raw), len(raw))
+
+
+def unpack(packed: Packed) -> Any:
+    """What was packed; its arrays can be written to."""
+    import lz4.frame
+
+    return pickle.loads(lz4.frame.decompress(packed.data))
+
+
+class Options(NamedTuple):
+    """What the workers of a group have in common."""
+
+    resources: dict[str, float] = {}
+    paths: tuple[str, ...] = ()  # folders to import from
+    threads: int = 1  # of torch
+    concurrency: int = 1  # calls that a worker takes at once
+    placement: str | None = None  # spread: over the nodes
+    compression: str | None = None
+
+
 class RayWorker:
     """A worker in a Ray actor."""
 
-    def __init__(self, name: str, factory: Factory, resources: dict[str, float], paths: list[str], threads: int = 1) -> None:
+    def __init__(self, name: str, factory: Factory, options: Options) -> None:
         self.name = name
-        extra = {key: value for key, value in resources.items() if key not in {"CPU", "GPU"}}
-        options = {"num_cpus": resources.get("CPU", 0), "num_gpus": resources.get("GPU", 0), "resources": extra}
-        self.actor = cast(Any, ray.remote(_process_class()).options(**options).remote(name, paths, threads))
+        self.counts = Counter[str]()
+        resources = options.resources
+        asked = {
+            "num_cpus": resources.get("CPU", 0), "num_gpus": resources.get("GPU", 0),
+            "resources": {key: value for key, value in resources.items() if key not in {"CPU", "GPU"}},
+            "max_concurrency": options.concurrency, "scheduling_strategy": "SPREAD" if options.placement == "spread" else "DEFAULT",
+        }  # fmt: skip
+        process = ray.remote(_process_class()).options(**asked)
+        self.actor = cast(Any, process.remote(name, list(options.paths), options.threads, options.compression))
         self._started = self.actor.start.remote(cloudpickle.dumps(factory))
 
     def wait_started(self) -> None:
@@ -185,7 +237,16 @@ class RayWorker:
 
     def _pass_on(self, done: Future[Any], future: Future[Any]) -> None:
         error = done.exception()
-        result = done.result() if error is None else WorkerError(self.name, _died(error))
+        if error is None:
+            result = done.result()
+        elif isinstance(error, RayTaskError):
+            result = WorkerError(self.name, str(error))
+        else:
+            result = WorkerLost(self.name, _died(error))
+        if isinstance(result, Packed):
+            self.counts["transport/bytes_sent"] += len(result.data)
+            self.counts["transport/bytes_saved"] += result.size - len(result.data)
+            result = unpack(result)
         if isinstance(result, WorkerError):
             future.set_exception(result)
         else:
@@ -195,6 +256,10 @@ class RayWorker:
         """Closes the worker, then ends its process."""
         with contextlib.suppress(RayError):
             ray.get(self.actor.call.remote("close"), timeout=CLOSING_SECONDS)
+        self.discard()
+
+    def discard(self) -> None:
+        """Ends its process."""
         with contextlib.suppress(RayError):
             ray.kill(self.actor)
 
@@ -207,11 +272,93 @@ class Share:
     """Puts a version of the weights into the object store once, however many workers get it."""
 
     def __init__(self) -> None:
-        self._weights: Weights | None = None
-        self._reference: Any = None
+        self._version = -1
+        self._references: dict[tuple[Any, ...], Any] = {}  # of this version, by the parts that are in it
 
     def __call__(self, weights: Weights) -> Any:
         """What to hand to workers in place of the weights."""
-        if self._weights is None or weights.version != self._weights.version or weights.learning.keys() != self._weights.learning.keys():
-            self._weights, self._reference = weights, ray.put(to_numpy(weights))
-        return self._reference
+        if weights.version != self._version:
+            self._version, self._references = weights.version, {}
+        parts = (bool(weights.acting), *weights.learning)
+        if parts not in self._references:
+            self._references[parts] = ray.put(to_numpy(weights))
+        return self._references[parts]
+
+
+class RayClient:
+    """A collector's way to a server that is a Ray actor."""
+
+    def __init__(self, worker: RayWorker) -> None:
+        self.name = worker.name
+        self.actor = worker.actor
+
+    def infer(self, *inputs: Any) -> Any:
+        """The server's answer.
+
+        Raises:
+            PeerLost: the server is gone.
+        """
+        try:
+            answer = ray.get(self.actor.call.remote("infer", *inputs))
+        except RayTaskError:
+            raise
+        except RayError as error:
+            raise PeerLost(self.name, _died(error)) from error
+        if isinstance(answer, WorkerError):
+            raise answer
+        return answer
+
+
+class _BoardActor:
+    def __init__(self, kept: int) -> None:
+        self.kept = kept
+        self.counts: dict[Any, int] = {}
+
+    def finish(self, round: Any) -> None:
+        self.counts[round] = self.counts.get(round, 0) + 1
+        while len(self.counts) > self.kept:
+            del self.counts[min(self.counts)]
+
+    def finished(self, round: Any) -> int:
+        return self.counts.get(round, 0)
+
+
+class RayBoard:
+    """A board for collectors in processes: an actor. An answer is awaited while the collector goes on, so it is a step or two old."""
+
+    def __init__(self) -> None:
+        self.actor = cast(Any, ray.remote(_BoardActor).options(num_cpus=0).remote(KEPT))
+        self._asked: dict[Round, Any] = {}  # the question that is open
+        self._known: dict[Round, int] = {}
+
+    def __reduce__(self) -> Any:
+        return _board_of, (self.actor,)
+
+    def finish(self, round: Round) -> None:
+        """One more is done with this round."""
+        self.actor.finish.remote(round)
+
+    def finished(self, round: Round) -> int:
+        """How many are, by the newest answer."""
+        if round not in self._asked:
+            self._asked, self._known = {round: self.actor.finished.remote(round)}, {}
+        elif ray.wait([self._asked[round]], timeout=0)[0]:
+            self._known[round] = ray.get(self._asked[round])
+            self._asked[round] = self.actor.finished.remote(round)
+        return self._known.get(round, 0)
+
+    def close(self) -> None:
+        """Ends the actor."""
+        ray.kill(self.actor)
+
+
+def _board_of(actor: Any) -> RayBoard:
+    board = RayBoard.__new__(RayBoard)
+    board.actor, board._asked, board._known = actor, {}, {}
+    return board
+
+
+def address_of(worker: RayWorker) -> str:
+    """Where other machines reach the worker's."""
+    address: str = ray.get(worker.actor.address.remote())
+    return address

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+from collections import Counter
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
@@ -21,6 +23,7 @@ class ThreadWorker:
 
     def __init__(self, name: str, factory: Factory) -> None:
         self.name = name
+        self.counts = Counter[str]()
         self.worker = factory()
         self._tasks: SimpleQueue[tuple[Future[Any], str, tuple[Any, ...]] | None] = SimpleQueue()
         self._closing = False
@@ -52,3 +55,13 @@ class ThreadWorker:
         if self._thread.is_alive():
             logger.warning("%s did not end its task within %g s; its thread is abandoned", self.name, CLOSING_SECONDS)
         self.worker.close()
+
+    def discard(self) -> None:
+        """Leaves a thread that hangs to itself. Its worker is closed meanwhile, which ends environments in processes, and so the thread."""
+        self._closing = True
+        self._tasks.put(None)
+        threading.Thread(target=self._close_quietly, name=f"closing {self.name}", daemon=True).start()
+
+    def _close_quietly(self) -> None:
+        with contextlib.suppress(Exception):  # it is lost already
+            self.worker.close()

@@ -1,0 +1,206 @@
+"""Workers that are lost: replaced within the budget, their unfinished work dropped and counted, while the others go on."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from concurrent.futures import Future
+
+import pytest
+
+from modrl.scheme.group import Group, Recovery
+from modrl.scheme.places.base import WorkerError, WorkerLost
+from tests.runs import assert_equal_weights, small, state_of, table, trained
+from tests.scheme.test_group import Fake, Speedy, weights
+
+
+class Doomed(Fake):
+    """Its first task ends when told to; then its process is gone."""
+
+    def die(self):
+        for future, _ in self.queue:
+            future.set_exception(WorkerLost(self.name, "its process died"))
+        self.queue.clear()
+
+
+class Dead(Fake):
+    """Gone before its first task."""
+
+    def submit(self, method, *arguments):
+        future = Future()
+        future.set_exception(WorkerLost(self.name, "its process died"))
+        return future
+
+
+def recovery(restarts=1, timeout=None, made=None, kind=Speedy):
+    def recruit(index, attempt):
+        worker = kind(f"{'ab'[index]}{attempt}")
+        if made is not None:
+            made.append(worker)
+        return worker
+
+    return Recovery(recruit, restarts, timeout)
+
+
+def test_a_lost_worker_is_replaced_and_starts_anew_on_the_weights_of_now():
+    lost, other = Doomed("a"), Speedy("b")
+    group = Group([lost, other], "work", ahead=1, recovery=recovery())
+    threading.Timer(0.05, lost.finish).start()
+    assert group.pull(weights(0)) == [("a", 0), ("b", 0)]
+    lost.die()
+    assert group.pull(weights(1)) == [("a1", 1), ("b", 0)]
+    assert lost.discarded
+    (event,) = group.events()
+    assert (event.kind, event.worker, event.dropped) == ("restart", "a", 1)
+
+
+def test_results_that_were_ready_before_the_loss_are_taken():
+    lost = Doomed("a")
+    group = Group([lost], "work", ahead=2, recovery=recovery())
+    threading.Timer(0.05, lost.finish).start()
+    group.pull(weights(0))
+    lost.finish()
+    lost.die()
+    assert group.pull(weights(1)) == [("a", 0)]
+    assert group.pull(weights(2)) == [("a1", 1)]
+    assert group.events()[0].dropped == 1
+
+
+def test_past_the_budget_the_loss_ends_the_run_and_says_so():
+    group = Group([Dead("a")], "work", recovery=recovery(restarts=2, kind=Dead))
+    with pytest.raises(WorkerError, match="no replacement is left: 2 were made") as raised:
+        group.pull(weights(0))
+    assert not isinstance(raised.value, WorkerLost)
+
+
+def test_without_a_budget_no_worker_is_replaced():
+    group = Group([Dead("a")], "work", recovery=recovery(restarts=0))
+    with pytest.raises(WorkerError, match="its process died"):
+        group.pull(weights(0))
+
+
+def test_what_a_worker_raises_is_not_answered_by_a_replacement():
+    class Raising(Fake):
+        def submit(self, method, *arguments):
+            future = Future()
+            future.set_exception(WorkerError("a", "boom"))
+            return future
+
+    made = []
+    group = Group([Raising("a")], "work", recovery=recovery(made=made))
+    with pytest.raises(WorkerError, match="boom"):
+        group.pull(weights(0))
+    assert not made
+
+
+def test_a_task_that_takes_too_long_is_given_to_another_worker():
+    group = Group([Fake("a"), Speedy("b")], "work", recovery=recovery(timeout=0.2))
+    start = time.monotonic()
+    assert group.pull(weights(0)) == [("a1", 0), ("b", 0)]
+    assert 0.2 <= time.monotonic() - start < 2
+    assert [event.kind for event in group.events()] == ["timeout", "restart"]
+
+
+def test_a_task_waits_for_the_one_before_it_without_being_late():
+    """Two tasks of 0.15 s each are in time with a timeout of 0.2 s, though the second is done 0.3 s after it was submitted."""
+    worker = Fake("a")
+    group = Group([worker], "work", ahead=2, recovery=recovery(restarts=0, timeout=0.2))
+    for seconds in (0.15, 0.3):
+        threading.Timer(seconds, worker.finish).start()
+    assert group.pull(weights(0)) == [("a", 0)]
+    assert group.pull(weights(1)) == [("a", 0)]
+
+
+def test_with_gather_k_the_others_go_on_while_a_replacement_starts():
+    lost, other = Doomed("a"), Speedy("b")
+    group = Group([lost, other], "work", gather=1, ahead=1, max_lag=4, recovery=recovery(kind=Fake))
+    assert group.pull(weights(0)) == [("b", 0)]
+    lost.die()
+    assert [name for name, _ in (group.pull(weights(1)) + group.pull(weights(2)))] == ["b", "b"]
+
+
+def test_a_loss_while_another_method_is_called_is_answered_by_the_replacement():
+    group = Group([Dead("a"), Speedy("b")], "work", recovery=recovery())
+    assert group.call("state", [weights(3)] * 2) == [("a1", 3), ("b", 3)]
+
+
+# --- whole runs -----------------------------------------------------------------------------------------------------
+
+
+def deadly(folder, how="kill", at=60):
+    return {"name": "gym", "id": "tests.scheme.tiny:Deadly", "count": 4, "kwargs": {"file": str(folder / "died"), "at": at, "how": how}}
+
+
+def run(folder, scheme, how="kill", at=60, updates=40, **changes):
+    experiment = small(
+        envs=deadly(folder, how, at), scheme=scheme, steps=updates * 4 * 5, storage={"name": "fresh", "horizon": 5, "batch": 4}, **changes
+    )
+    state = trained(experiment, folder / "run")
+    info = json.loads((folder / "run" / "run.json").read_text())
+    return state, table(folder / "run"), info
+
+
+def check(rows, info, worker, steps):
+    assert info["status"] == "finished"
+    assert rows[-1]["faults/worker_restarts"] == 1
+    assert [event["kind"] for event in info["faults"] if event["kind"] == "restart"] == ["restart"]
+    assert worker in [event["worker"] for event in info["faults"]]
+    assert steps <= rows[-1]["env_steps"] < steps + 4 * 5 * 2  # what was lost is not counted, and learned from never
+
+
+FAULTS = {"worker_restarts": 1}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "worker"),
+    [
+        ({"preset": "impala", "faults": FAULTS}, "collector"),
+        ({"collection": {"place": "ray", "workers": 2}, "faults": FAULTS}, "collector"),
+        ({"preset": "dppo", "faults": FAULTS}, "gradient worker"),
+        ({"preset": "a3c", "faults": FAULTS}, "gradient worker"),
+        ({"preset": "dd_ppo", "faults": FAULTS}, "gradient worker"),
+        ({"preset": "local_sgd", "faults": FAULTS}, "gradient worker"),
+        ({"preset": "seed", "collection": {"place": "ray"}, "faults": FAULTS}, "collector"),
+        pytest.param({"preset": "rapid", "faults": FAULTS, "collection": {"workers": 2}}, "of gradient worker", marks=pytest.mark.slow),
+    ],
+    ids=["impala", "parallel", "dppo", "a3c", "dd_ppo", "local_sgd", "seed", "rapid"],
+)
+def test_a_killed_worker_is_replaced_and_the_run_ends_well(scheme, worker, cluster, tmp_path):
+    _, rows, info = run(tmp_path, scheme)
+    assert (tmp_path / "died").exists()
+    assert any(worker in event["worker"] for event in info["faults"])
+    check(rows, info, info["faults"][0]["worker"], 40 * 4 * 5)
+
+
+def test_a_hung_environment_in_a_thread_is_found_by_its_timeout(tmp_path):
+    scheme = {"collection": {"place": "thread", "workers": 2}, "faults": {"worker_restarts": 1, "timeout": 1.0}}
+    _, rows, info = run(tmp_path, scheme, how="hang")
+    assert [event["kind"] for event in info["faults"]] == ["timeout", "restart"]
+    assert rows[-1]["faults/timeouts"] == 1
+
+
+def test_a_hung_environment_on_ray_is_found_by_its_timeout(cluster, tmp_path):
+    scheme = {"preset": "impala", "faults": {"worker_restarts": 1, "timeout": 3.0}}
+    _, rows, _ = run(tmp_path, scheme, how="hang")
+    assert (rows[-1]["faults/timeouts"], rows[-1]["faults/worker_restarts"]) == (1, 1)
+
+
+def test_a_replacement_has_chances_of_its_own(tmp_path):
+    """Another attempt draws other actions and other episodes, and the same attempt the same."""
+    from modrl.seeding import Role, seed_of
+
+    seeds = [seed_of(1, Role.ENV, 0, attempts) for attempts in ((), (1,), (2,), (0, 1), (1, 0))]
+    assert len(set(seeds)) == len(seeds)
+    parts = small().plan().parts
+    first, second, again = (parts.collector(0, attempts).generator.get_state() for attempts in ((), (0, 1), (0, 1)))
+    assert not first.equal(second)
+    assert second.equal(again)
+
+
+def test_replicas_agree_after_one_was_replaced(cluster, tmp_path):
+    scheme = {"preset": "dd_ppo", "collection": {"preemption": None}, "faults": FAULTS}
+    small_batch = {"optimizer": {"name": "torch.optim:SGD", "lr": 0.01}}
+    run(tmp_path, {**scheme, "update": {"average": 1}}, **small_batch)
+    one, other = (worker["replica"]["acting"] for worker in state_of(tmp_path / "run")["workers"])
+    assert_equal_weights(one, other)
