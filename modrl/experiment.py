@@ -247,6 +247,7 @@ class Experiment(Settings):
             seed=self.seed, envs=self.envs, actor=self.actor, algorithm=self.algorithm, storage=self.storage,
             observation_space=observation_space, action_space=action_space, machine=self.machine, collectors=self.collectors,
             gradient_workers=self.scheme.gradient.workers, steps_per_round=1, paths=tuple(path or str(Path.cwd()) for path in sys.path),
+            own=tuple(import_folders(self)),
         )  # fmt: skip
         algorithm: Algorithm = parts.make_algorithm()
         _try(algorithm.actor, first)

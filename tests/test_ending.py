@@ -117,7 +117,7 @@ def test_a_killed_ray_collector_ends_the_run_with_its_name(folder):
     write(folder, scheme="impala")
     process = start(folder)
     wait_for_updates(folder, process)
-    workers = [number for number, text in processes_of(folder) if b"ray::Process" in text]
+    workers = [number for number, text in processes_of(folder) if b"ray::collector" in text]
     assert workers
     os.kill(workers[0], signal.SIGKILL)
     status, output, seconds = finish(process)

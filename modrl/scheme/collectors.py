@@ -57,7 +57,7 @@ class ServedGroup(Group):
     """
 
     def __init__(
-        self, *arguments: Any, servers: list[Handle], client: Callable[[Handle], Client], recruit_server: Callable[[int, int], Handle], **options: Any
+        self, *arguments: Any, servers: list[Handle], client: Callable[[Handle], Client], recruit_server: Callable[[int], Handle], **options: Any
     ) -> None:
         super().__init__(*arguments, **options)
         self.servers = servers
@@ -86,7 +86,7 @@ class ServedGroup(Group):
         self._spend(error)
         self._note("restart", self.servers[index].name, error.trace)
         self.servers[index].discard()
-        self.servers[index] = self.recruit_server(index, self.restarts)
+        self.servers[index] = self.recruit_server(index)
         for worker in range(index, len(self.workers), len(self.servers)):
             self.workers[worker].submit("serve", self.client(self.servers[index]))
 

@@ -108,7 +108,8 @@ class Parts:
     collectors: int  # over all gradient workers
     gradient_workers: int
     steps_per_round: int  # optimiser steps between two pulls of rollouts
-    paths: tuple[str, ...] = ()  # folders to import the user's own components from
+    paths: tuple[str, ...] = ()  # where this process imports from
+    own: tuple[str, ...] = ()  # folders that the user's own components are imported from
     max_staleness: int | None = None  # rounds; older rollouts are dropped
     env_restarts: int = 0  # of each collector's environments
     per_worker: tuple[tuple[Envs.Config, Actor.Config], ...] = ()  # settings of collector i modulo their number; (): all alike

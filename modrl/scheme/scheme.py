@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import Field, GetJsonSchemaHandler, field_validator, model_validator
 from pydantic.json_schema import JsonSchemaValue
@@ -272,17 +272,14 @@ class Scheme:
             self.cluster = Cluster(parts.machine.ray.address, parts.machine.ray.object_store)
             self.cluster.require(self._wanted())
         self.board = make_board(config)
-        makers = {
-            _name("gradient worker", index, gradient.workers): partial(
-                make_gradient_worker, config, parts, self.optimizer, index, self._local(), self.board
-            )
-            for index in range(gradient.workers)
-        }
+        code = None if self.cluster is None else self.cluster.share_code(parts.own)
+        site = Site(config, parts, self.optimizer, self._local(), self.board, code)
+        makers = {_name("gradient worker", index, gradient.workers): partial(make_gradient_worker, site, index) for index in range(gradient.workers)}
         kind: type[Group] = Group
         options: dict[str, Any] = {}
         if config.update != "central":
             kind, options = ReplicaGroup, {"address": self._address}
-        return start_group(config, gradient, "gradient", makers, parts, self._local(), kind=kind, options=options)
+        return start_group(site, gradient, "gradient", makers, kind=kind, options=options)
 
     def _address(self, worker: Any) -> str:
         """Where other workers reach this one's machine."""
@@ -321,14 +318,25 @@ def _name(role: str, index: int, count: int, within: str = "") -> str:
     return f"{role} {index}{within}" if count > 1 or within else role
 
 
-def make_gradient_worker(
-    config: Scheme.Config, parts: Parts, optimizer: Optimizer.Config, number: int, local: bool, board: Any, attempt: int = 0
-) -> GradientWorker | Replica:
+class Site(NamedTuple):
+    """What starts the workers of a scheme, the nested ones too, has to know."""
+
+    config: Scheme.Config
+    parts: Parts
+    optimizer: Optimizer.Config | None = None  # of replicas
+    local: bool = True  # whether Ray workers are on this machine
+    board: Any = None  # where collectors see each other's progress
+    code: Any = None  # the user's own, in the object store
+
+
+def make_gradient_worker(site: Site, number: int, attempt: int = 0) -> GradientWorker | Replica:
     """Gradient worker `number` with its collectors; the `attempt`-th replacement of it."""
-    worker = parts.gradient_worker(number, partial(start_collection, config, parts, number, local, board), (attempt,) if attempt else ())
+    config = site.config
+    worker = site.parts.gradient_worker(number, partial(start_collection, site, number), (attempt,) if attempt else ())
     if config.update == "central":
         return worker
-    return parts.replica(worker, optimizer, config.average_every, config.faults.timeout)
+    assert site.optimizer is not None
+    return site.parts.replica(worker, site.optimizer, config.average_every, config.faults.timeout)
 
 
 def make_board(config: Scheme.Config) -> Any:
@@ -342,36 +350,33 @@ def make_board(config: Scheme.Config) -> Any:
     return RayBoard()
 
 
-def start_collection(
-    config: Scheme.Config, parts: Parts, gradient_worker: int, local: bool, board: Any = None, attempts: Attempts = ()
-) -> Collectors:
+def start_collection(site: Site, gradient_worker: int, attempts: Attempts = ()) -> Collectors:
     """The collectors of one gradient worker, with what stands between."""
+    config, parts = site.config, site.parts
     collection, preemption = config.collection, config.collection.preemption
     within = f" of gradient worker {gradient_worker}" if config.gradient.workers > 1 else ""
     race = None
     if preemption is not None:
         total = collection.workers * config.gradient.workers
-        race = Race(board, math.ceil(preemption.fraction_workers * total), preemption.fraction_samples)
+        race = Race(site.board, math.ceil(preemption.fraction_workers * total), preemption.fraction_samples)
     makers = {
         f"collector {index}{within}": partial(make_collector, parts, gradient_worker * collection.workers + index, race, attempts)
         for index in range(collection.workers)
     }
-    start = partial(start_group, config, collection, "collect", makers, parts, local, collection.ahead)
+    start = partial(start_group, site, collection, "collect", makers, collection.ahead)
     if collection.inference == "collector":
         return Collectors(start(), collection.broadcast_interval)
     settings = collection.inference
     clients = -(-collection.workers // settings.replicas)
     columns = clients * (parts.envs.count // parts.collectors)
-    hire = _hirer(config, collection, parts, local, concurrency=clients + 2)
-    servers: list[Handle] = []
+    hire = _hirer(site, collection, concurrency=clients + 2)
+    make = partial(parts.server, columns, settings)
     names = [f"inference server {index}{within}" for index in range(settings.replicas)]
+    servers: list[Handle] = []
     try:
         for name in names:
-            servers.append(hire(name, partial(parts.server, columns, settings)))
-        options = {
-            "servers": servers, "client": _client_maker(collection.place),
-            "recruit_server": lambda index, attempt: hire(names[index], partial(parts.server, columns, settings)),
-        }  # fmt: skip
+            servers.append(hire(name, make))
+        options = {"servers": servers, "client": _client_maker(collection.place), "recruit_server": lambda index: hire(names[index], make)}
         return Collectors(start(kind=ServedGroup, options=options), collection.broadcast_interval)
     except BaseException:
         for server in servers:
@@ -396,22 +401,23 @@ Hire: TypeAlias = Callable[[str, Factory], Any]
 """Starts a worker of a name in its place."""
 
 
-def _hirer(config: Scheme.Config, settings: Workers, parts: Parts, local: bool, concurrency: int = 1) -> Hire:
+def _hirer(site: Site, settings: Workers, concurrency: int = 1) -> Hire:
     if settings.place != "ray":
         return HereWorker if settings.place == "here" else ThreadWorker
     from modrl.scheme.places.ray import Options, RayWorker
 
-    asked = {k: v for k, v in _asked(settings, local).items() if v}
-    placement = None if settings.placement == "pack" else settings.placement
-    return partial(RayWorker, options=Options(asked, parts.paths, parts.machine.worker_threads, concurrency, placement, config.compression))
+    parts, placement = site.parts, None if settings.placement == "pack" else settings.placement
+    asked = {k: v for k, v in _asked(settings, site.local).items() if v}
+    options = Options(asked, parts.paths, parts.machine.worker_threads, concurrency, placement, site.config.compression, site.code)
+    return partial(RayWorker, options=options)
 
 
 def start_group(
-    config: Scheme.Config, settings: Workers, method: str, makers: Mapping[str, Callable[[int], Any]], parts: Parts, local: bool, ahead: int = 0,
+    site: Site, settings: Workers, method: str, makers: Mapping[str, Callable[[int], Any]], ahead: int = 0,
     kind: type[Group] = Group, options: Mapping[str, Any] = {},
 ) -> Group:  # fmt: skip
     """Workers in their place; if one cannot start, none is left behind. `makers`: of each worker, by name, for the attempt-th time."""
-    hire = _hirer(config, settings, parts, local)
+    hire, faults = _hirer(site, settings), site.config.faults
     names = list(makers)
     workers: list[Handle] = []
     share: dict[str, Any] = {}
@@ -426,8 +432,8 @@ def start_group(
                 worker.wait_started()  # type: ignore[attr-defined]
         recovery = Recovery(
             lambda index, attempt: hire(names[index], partial(makers[names[index]], attempt)),
-            config.faults.worker_restarts,
-            _timeout(config, settings),
+            faults.worker_restarts,
+            _timeout(site.config, settings),
         )
         gather = None if settings.gather == "all" else settings.gather
         return kind(workers, method, gather, ahead, settings.max_lag, **share, recovery=recovery, **options)

@@ -17,7 +17,7 @@ from modrl.agent.algorithms.transitions import log_prob, transitions
 from modrl.agent.batch import from_rollout
 from modrl.envs.toy import Count
 from modrl.run import make_evaluation_envs
-from modrl.scheme.scheme import start_collection
+from modrl.scheme.scheme import Site, start_collection
 from tests.envs.test_processes import Starter
 from tests.scheme.tiny import collectors_of, counting, parts_of, weights_of
 
@@ -294,7 +294,7 @@ def test_evaluation_has_seeds_of_its_own():
 
 def test_how_envs_are_dealt_out_does_not_change_their_seeds():
     parts, scheme = parts_of(envs={"name": "gym", "id": "modrl/SeedEcho-v0", "count": 6}, scheme={"collection": {"workers": 2}})
-    with contextlib.closing(start_collection(scheme, parts, 0, True)) as group:
+    with contextlib.closing(start_collection(Site(scheme, parts), 0)) as group:
         two = np.concatenate([rollout.obs[0] for rollout in group.pull(at_b(0, 0))])
     np.testing.assert_array_equal(two, first_draws("here", 1)[0])
 

@@ -16,7 +16,7 @@ from modrl.config import resolve
 from modrl.messages import Gradient
 from modrl.scheme.compute import Compute
 from modrl.scheme.gradient import GradientWorker
-from modrl.scheme.scheme import start_collection
+from modrl.scheme.scheme import Site, start_collection
 from modrl.scheme.update import Updater
 from modrl.tree import leaves
 from tests.agent.toys import Linear, random_rollout
@@ -166,7 +166,7 @@ def test_a_workers_gradient_holds_nothing_of_its_last_one(algorithm):
 
 def one_gradient(**experiment):
     parts, scheme = parts_of(**experiment)
-    with contextlib.closing(parts.gradient_worker(0, partial(start_collection, scheme, parts, 0, True))) as made:
+    with contextlib.closing(parts.gradient_worker(0, partial(start_collection, Site(scheme, parts), 0))) as made:
         up = Updater(algorithm=parts.make_algorithm(), optimizer=resolve("optimizer", SGD), steps=1000, record=lambda *_: None)
         found = made.gradient(up.weights())
         up.apply([found])
@@ -250,7 +250,7 @@ def test_nothing_that_is_kept_carries_a_graph():
     actor = {"name": "actor_critic", "torso": "mlp", "memory": {"name": "lstm", "size": 8}, "last_action": True, "last_reward": True}
     experiment = {"envs": {"name": "gym", "id": "modrl/Catch-v0", "count": 4}, "actor": actor}
     parts, scheme = parts_of(**experiment)
-    with contextlib.closing(parts.gradient_worker(0, partial(start_collection, scheme, parts, 0, True))) as made:
+    with contextlib.closing(parts.gradient_worker(0, partial(start_collection, Site(scheme, parts), 0))) as made:
         up = Updater(algorithm=parts.make_algorithm(), optimizer=resolve("optimizer", SGD), steps=1000, record=lambda *_: None)
         weights = up.weights()
         for _ in range(3):

@@ -15,7 +15,7 @@ import torch
 
 import modrl
 from modrl.agent.algorithms import IMPALA
-from modrl.scheme.scheme import start_collection
+from modrl.scheme.scheme import Site, start_collection
 from tests.runs import small, table
 from tests.scheme.tiny import parts_of, weights_of
 
@@ -147,7 +147,7 @@ print(counts[50], counts[200])
 def pulls(count, **experiment):
     """What the collectors of an experiment give, pull by pull, on its first weights."""
     parts, scheme = parts_of(**experiment)
-    group, weights = start_collection(scheme, parts, 0, local=True), weights_of(parts.make_actor())
+    group, weights = start_collection(Site(scheme, parts), 0), weights_of(parts.make_actor())
     try:
         for _ in range(count):
             yield group.pull(weights)

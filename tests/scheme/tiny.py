@@ -20,7 +20,7 @@ from modrl.agent.actors.distributions import Categorical
 from modrl.envs.toy import Count
 from modrl.messages import Weights
 from modrl.scheme.compute import snapshot
-from modrl.scheme.scheme import make_board, start_collection
+from modrl.scheme.scheme import Site, make_board, start_collection
 from tests.runs import small
 
 
@@ -168,7 +168,7 @@ def parts_of(*, envs, actor="Bias", horizon=5, scheme="local", seed=1, **changes
 def collectors_of(**experiment):
     """The collectors of an experiment, as a group in their place."""
     parts, scheme = parts_of(**experiment)
-    return start_collection(scheme, parts, 0, local=True, board=make_board(scheme))
+    return start_collection(Site(scheme, parts, board=make_board(scheme)), 0)
 
 
 def weights_of(actor, version=0):

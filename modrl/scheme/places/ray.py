@@ -10,11 +10,12 @@ import contextlib
 import logging
 import os
 import pickle
+import re
 import signal
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -32,11 +33,14 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from modrl.config import BadInput
 from modrl.messages import Weights
+from modrl.rundir import version as modrl_version
 from modrl.scheme.group import STARTING_SECONDS
 from modrl.scheme.places.base import Factory, PeerLost, WorkerError, WorkerLost
 from modrl.scheme.race import KEPT, Round
 from modrl.tree import to_numpy
 
+CODE_BYTES = 50_000_000
+"""The user's own code that is sent to a cluster's workers is no more than that."""
 CLOSING_SECONDS = 5.0
 """How long a worker may take to close its environments before its process is ended."""
 
@@ -75,6 +79,10 @@ class Cluster:
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise BadInput(f"machine.ray.address: cannot connect to the Ray cluster at {address!r}: {error}") from error
 
+    def share_code(self, folders: Sequence[str]) -> Any:
+        """What a cluster's workers need of the user's own code, put into the object store once; None: they see this machine's files."""
+        return None if self.local or not folders else ray.put(code_of(folders))
+
     def require(self, wanted: dict[str, float]) -> None:
         """Refuses at once what the cluster does not have.
 
@@ -100,37 +108,83 @@ class Cluster:
             ray.shutdown()
 
 
-def _process_class() -> Any:
-    """The class of the actor that Ray starts in a process of its own.
+def _process_class(name: str) -> Any:
+    """The class of the actor that Ray starts in a process of its own, which is called as the worker is.
 
     It travels by value, for it is no module's: the process imports modrl only when it knows where this process has it from.
     Ray itself puts the working directory first, in which there may be another one.
     """
-    home = str(Path(__file__).parents[3])
+    home, version = str(Path(__file__).parents[3]), modrl_version("modrl")
 
     class Process:
-        def __init__(self, name: str, paths: list[str], threads: int, compression: str | None) -> None:
+        def __init__(self, name: str, options: Any, code: dict[str, bytes] | None) -> None:
+            import hashlib
+            import os
+            import shutil
             import sys
+            import tempfile
 
-            paths = [*paths, *(path for path in sys.path if path not in paths)]
-            sys.path[:] = [home, *paths]
-            from modrl.scheme.places.ray import Remote
-
-            sys.path[:] = paths
-            self.remote = Remote(name, threads, compression)
+            given = [*options.paths, *(path for path in sys.path if path not in options.paths)]
+            if code is not None:  # another machine may have none of the driver's folders, or older files in them
+                folder = os.path.join(tempfile.gettempdir(), f"modrl-code-{hashlib.sha256(repr(sorted(code.items())).encode()).hexdigest()[:16]}")
+                aside = tempfile.mkdtemp()
+                for file, content in code.items():
+                    os.makedirs(os.path.dirname(os.path.join(aside, file)), exist_ok=True)
+                    with open(os.path.join(aside, file), "wb") as written:
+                        written.write(content)
+                try:
+                    os.rename(aside, folder)
+                except OSError:  # another worker was here first
+                    shutil.rmtree(aside)
+                given = [*(os.path.join(folder, part) for part in sorted(os.listdir(folder))), *given]
+            sys.path[:] = [home, *given]
+            self.remote: Any = None
+            self.failure = ""  # why there is none
+            try:
+                from modrl.rundir import version as installed
+                from modrl.scheme.places.ray import Remote
+            except ImportError as error:
+                self.failure = f"cannot import modrl on {os.uname().nodename}: {error}; install modrl {version} there"
+                return
+            if installed("modrl") != version:
+                self.failure = f"modrl {installed('modrl')} is installed on {os.uname().nodename}, but the driver has {version}; install that there"
+                return
+            sys.path[:] = given
+            self.remote = Remote(name, options.threads, options.compression)
 
         def start(self, payload: bytes) -> Any:
-            return self.remote.start(payload)
+            return self.failure or self.remote.start(payload)
 
         def call(self, method: str, *arguments: Any) -> Any:
-            return self.remote.call(method, *arguments)
+            return self.failure or self.remote.call(method, *arguments)
 
         def address(self) -> str:
             import ray
 
             return ray.util.get_node_ip_address()
 
+    Process.__name__ = Process.__qualname__ = re.sub(r"\W+", "_", name)
     return Process
+
+
+def code_of(folders: Sequence[str]) -> dict[str, bytes]:
+    """The Python files in folders that the user's own components are imported from, by number of the folder and relative path.
+
+    Raises:
+        BadInput: they are more than anyone writes by hand.
+    """
+    code: dict[str, bytes] = {}
+    for number, folder in enumerate(folders):
+        for path in sorted(Path(folder).rglob("*.py")):
+            relative = path.relative_to(folder)
+            if not any(part.startswith((".", "__pycache__")) or part in {"site-packages", "node_modules"} for part in relative.parts):
+                code[f"{number:03}/{relative}"] = path.read_bytes()
+    if (size := sum(map(len, code.values()))) > CODE_BYTES:
+        raise BadInput(
+            f"the Python files in {', '.join(folders)} are {size / 1e6:.0f} MB, too much to send to a cluster's workers: "
+            "put your components into a folder of their own, or install them on every node"
+        )
+    return code
 
 
 class Remote:
@@ -144,8 +198,18 @@ class Remote:
         self.failure: WorkerError | None = None  # why there is no worker
 
     def start(self, payload: bytes) -> Any:
-        self.failure = self._run(lambda: setattr(self, "worker", cloudpickle.loads(payload)()))
+        self.failure = self._run(lambda: setattr(self, "worker", self._load(payload)()))
         return self.failure
+
+    def _load(self, payload: bytes) -> Any:
+        try:
+            return cloudpickle.loads(payload)
+        except ImportError as error:
+            raise WorkerError(
+                self.name,
+                f"cannot import the experiment's code on {os.uname().nodename}: {error}; what is imported from the folders of its components "
+                "is sent along, anything else has to be installed there",
+            ) from error
 
     def call(self, method: str, *arguments: Any) -> Any:
         if self.failure is not None:
@@ -193,6 +257,7 @@ class Options(NamedTuple):
     concurrency: int = 1  # calls that a worker takes at once
     placement: str | None = None  # spread: over the nodes
     compression: str | None = None
+    code: Any = None  # the user's own Python files, in the object store; None: workers find them where the driver does
 
 
 class RayWorker:
@@ -207,8 +272,8 @@ class RayWorker:
             "resources": {key: value for key, value in resources.items() if key not in {"CPU", "GPU"}},
             "max_concurrency": options.concurrency, "scheduling_strategy": "SPREAD" if options.placement == "spread" else "DEFAULT",
         }  # fmt: skip
-        process = ray.remote(_process_class()).options(**asked)
-        self.actor = cast(Any, process.remote(name, list(options.paths), options.threads, options.compression))
+        process = ray.remote(_process_class(name)).options(**asked)
+        self.actor = cast(Any, process.remote(name, options._replace(code=None), options.code))
         self._started = self.actor.start.remote(cloudpickle.dumps(factory))
 
     def wait_started(self) -> None:
@@ -225,6 +290,8 @@ class RayWorker:
             ) from None
         except RayError as error:
             raise WorkerError(self.name, _died(error)) from error
+        if isinstance(answer, str):
+            raise WorkerError(self.name, answer)
         if isinstance(answer, WorkerError):
             raise answer
 
@@ -243,6 +310,8 @@ class RayWorker:
             result = WorkerError(self.name, str(error))
         else:
             result = WorkerLost(self.name, _died(error))
+        if isinstance(result, str):
+            result = WorkerError(self.name, result)
         if isinstance(result, Packed):
             self.counts["transport/bytes_sent"] += len(result.data)
             self.counts["transport/bytes_saved"] += result.size - len(result.data)
