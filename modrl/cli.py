@@ -166,7 +166,7 @@ def schemes(name: Annotated[str | None, typer.Argument(help="one scheme, or a fi
     for known in presets():
         config = Scheme.Config(preset=known)
         update = config.update if isinstance(config.update, str) else f"average {config.average_every}"
-        lags = str(config.lag_bound()), str(config.gradient_lag_bound())
+        lags = "–" if (bound := config.lag_bound()) is None else str(bound), str(config.gradient_lag_bound())
         table.add_row(known, _collection(config.collection), _group(config.gradient), update, *lags, _first_sentence(preset_text(known)))
     out.print(table)
 

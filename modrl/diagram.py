@@ -83,6 +83,8 @@ def _rollouts(scheme: Scheme.Config) -> Lines:
 def _gathered(what: str, group: Workers, all_are: str) -> str:
     if group.gather == "all":
         return f"{what}, gather all: {all_are}" if group.workers > 1 else what
+    if group.gather == 0:
+        return f"{what}, gather 0: those that are ready"
     return f"{what}, gather {group.gather}: the first {'' if group.gather == 1 else f'{group.gather} '}done"
 
 
@@ -134,7 +136,13 @@ def _replicas(scheme: Scheme.Config) -> Lines:
 
 def _bounds(scheme: Scheme.Config) -> Lines:
     bounds = {"policy lag": (scheme.lag_bound(), "round"), "gradient lag": (scheme.gradient_lag_bound(), "applied gradient")}
-    return [f"{name}: {f'at most {_count(bound, unit)}' if bound else 'none'}" for name, (bound, unit) in bounds.items()]
+    return [f"{name}: {_bound(bound, unit)}" for name, (bound, unit) in bounds.items()]
+
+
+def _bound(bound: int | None, unit: str) -> str:
+    if bound is None:
+        return "without bound"
+    return f"at most {_count(bound, unit)}" if bound else "none"
 
 
 def _count(number: int, noun: str) -> str:

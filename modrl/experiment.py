@@ -47,7 +47,7 @@ from modrl.metrics import Row
 from modrl.run import Plan, Run
 from modrl.rundir import RunDir, RunDirError, default_path, now
 from modrl.scheme.parts import Machine, Parts
-from modrl.scheme.scheme import Scheme, expand
+from modrl.scheme.scheme import Pacing, Scheme, expand
 from modrl.settings import Checkpointing, Evaluation, Logging
 from modrl.stream import Stream, warn_of_lost_changes
 from modrl.tree import tree_map
@@ -101,6 +101,15 @@ class Experiment(Settings):
                 "storage.batch",
             )
         pull, fresh = self.columns_per_pull, self.fresh_columns
+        if not fresh:
+            return self
+        if self.scheme.collection.gather == 0:
+            raise problem(
+                "takes what is ready: it needs a storage whose batches need no new steps, replay with fraction: 1", "scheme.collection.gather"
+            )
+        if self.scheme.pacing is not None:
+            text = "has no effect: the storage sets how often each step is learned from; it is for replay with fraction: 1"
+            raise problem(text, "scheme.pacing")
         if pull % fresh and fresh % pull:
             raise problem(
                 f"one batch takes {fresh} new columns from each gradient worker's share, a pull of the scheme brings {pull}: "
@@ -127,7 +136,7 @@ class Experiment(Settings):
 
     def steps_per_round(self, losses_per_batch: int) -> int:
         """Optimiser steps between two pulls: the unit of policy lag."""
-        batches = max(1, self.columns_per_pull // self.fresh_columns)
+        batches = max(1, self.columns_per_pull // self.fresh_columns) if self.fresh_columns else 1
         return losses_per_batch * batches * (self.scheme.gradient.workers if self.scheme.gradient.alone else 1)
 
     # --- files ---
@@ -260,9 +269,15 @@ class Experiment(Settings):
         losses = algorithm.num_losses
         parts = dataclasses.replace(
             parts, steps_per_round=self.steps_per_round(losses), max_staleness=self.scheme.collection.max_staleness,
-            env_restarts=self.scheme.faults.env_restarts, per_worker=self._per_worker(parts),
+            pacing=self._pacing(), env_restarts=self.scheme.faults.env_restarts, per_worker=self._per_worker(parts),
         )  # fmt: skip
         return Plan(self.steps, parts, self.optimizer, self.scheme, self.evaluation, self.checkpoint, self.logging, action_repeat, losses)
+
+    def _pacing(self) -> tuple[float | None, float | None]:
+        """The bounds on updates per env step as a gradient worker counts both: its own batches, and its own steps."""
+        pacing, learners = self.scheme.pacing or Pacing(), self.scheme.gradient.workers
+        scale = 1 if self.scheme.gradient.alone else learners  # every worker has its part in an update, or makes updates of its own
+        return tuple(None if bound is None else bound * scale for bound in (pacing.at_least, pacing.at_most))  # type: ignore[return-value]
 
     def _per_worker(self, parts: Parts) -> tuple[tuple[Envs.Config, Actor.Config], ...]:
         """The settings of each collector's environments and actor, where they differ.

@@ -54,14 +54,24 @@ def implications(experiment: Experiment) -> Iterator[tuple[str, str]]:
     yield "rollout:", f"{storage.horizon} steps × {width} columns"
     replayed = f", {fresh} of the columns fresh" if fresh != columns else ""
     yield "effective batch:", f"{columns} columns × {storage.horizon} steps = {columns * storage.horizon} samples per update{replayed}"
-    updates = experiment.steps * plan.losses_per_batch // (fresh * storage.horizon)
-    yield "updates:", f"{plan.losses_per_batch * updates_of} per batch, about {updates:,} in all"
+    yield "updates:", f"{plan.losses_per_batch * updates_of} per batch, {_updates(experiment, plan.losses_per_batch, fresh)}"
     yield "frames:", f"{experiment.steps * plan.action_repeat:,}, {plan.action_repeat} per agent step"
     yield from _lags(experiment)
     if gradient.alone:
         yield "note:", f"each worker's share is applied alone: {gradient.workers} updates of {share} columns where a combined scheme makes one"
     if gradient.workers > 1 and getattr(experiment.algorithm, "normalize_advantages", False):
         yield "note:", "advantages are normalised within each worker's share, not over the whole batch"
+
+
+def _updates(experiment: Experiment, losses_per_batch: int, fresh: int) -> str:
+    """How many there will be in all, as far as the settings say."""
+    if fresh:
+        return f"about {experiment.steps * losses_per_batch // (fresh * experiment.storage.horizon):,} in all"
+    pacing = experiment.scheme.pacing
+    if pacing is None:
+        return "as fast as the learner is" if experiment.scheme.collection.gather == 0 else "one batch for each pull of rollouts"
+    bounds = {"at least": pacing.at_least, "at most": pacing.at_most}
+    return " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None) + " per env step"
 
 
 def _lags(experiment: Experiment) -> Iterator[tuple[str, str]]:
@@ -73,7 +83,9 @@ def _lags(experiment: Experiment) -> Iterator[tuple[str, str]]:
         yield "gradient lag:", "0: gradients are applied to the weights they were computed on"
     bound = scheme.lag_bound()
     exact = collection.gather == "all" and not gradient.alone and experiment.columns_per_pull >= experiment.fresh_columns
-    if exact and bound and collection.broadcast_interval == 1 and collection.inference == "collector":
+    if bound is None:
+        yield "policy lag:", "without bound: what is ready is taken, and nobody is awaited"
+    elif exact and bound and collection.broadcast_interval == 1 and collection.inference == "collector":
         yield "policy lag:", f"exactly {bound} rounds, after the first {bound}" if bound > 1 else "exactly 1 round, after the first"
     else:
         yield "policy lag:", f"at most {bound} rounds" if bound else "0: rollouts are learned from by the weights that acted"

@@ -163,6 +163,7 @@ class Trace:
     batches: list[dict[str, Any]] = field(default_factory=list)
     collectors: list[dict[str, Any]] = field(default_factory=list)
     counts: dict[str, float] = field(default_factory=dict)
+    paced: bool = False  # batches are drawn from a replay that steps enter when they arrive
 
 
 def trace(plan: Plan, updates: int) -> Trace:
@@ -260,6 +261,7 @@ class Checks:
         if key not in self.traces:
             experiment = self._experiment(scheme, **changes)
             self.traces[key] = trace(experiment.plan(), UPDATES)
+            self.traces[key].paced = not experiment.fresh_columns
             self.widths[key] = experiment.envs.count // experiment.collectors
         return self.traces[key]
 
@@ -335,9 +337,11 @@ class Checks:
             return "each worker draws from a replay of its own, by design"
         return None
 
-    def _sebulba(self) -> tuple[bool, float, float, str]:
+    def _sebulba(self) -> tuple[bool | None, float | None, float | None, str]:
         lags = self.trace("sebulba").policy_lags
         experiment = self._experiment("sebulba")
+        if not experiment.fresh_columns:
+            return None, None, None, "batches are drawn from a replay, whatever has arrived"
         first = experiment.fresh_columns  # of the first batch, which lags by none
         expected = [0] * first + [1] * (len(lags) - first)
         if experiment.columns_per_pull < experiment.fresh_columns:
@@ -347,10 +351,11 @@ class Checks:
 
     def _bounds(self, name: str) -> tuple[bool, float, float, str]:
         scheme = self._experiment(name).scheme
+        most = scheme.lag_bound()
         did = self.trace(name)
-        policy, bound = max(did.policy_lags, default=0), scheme.lag_bound()
+        policy, bound = max(did.policy_lags, default=0), math.inf if most is None else most
         gradient = scheme.gradient.max_lag * scheme.gradient.taken if scheme.gradient.max_lag is not None else 0
-        text = f"policy lag {policy} of {bound}, gradient lag {max(did.true_lags)} of {gradient}"
+        text = f"policy lag {policy} of {bound:g}, gradient lag {max(did.true_lags)} of {gradient}"
         return policy <= bound and max(did.true_lags) <= gradient, float(policy), float(bound), text
 
     def _resume(self) -> tuple[bool, float, float, str]:
@@ -451,6 +456,8 @@ def _once(did: Trace, width: int) -> str | None:
 
 
 def _steps(did: Trace, width: int) -> str | None:
+    if did.paced:
+        return None
     learned = sum(column["valid"] for batch in did.batches for column in batch["columns"])
     return None if did.env_steps == learned else f"{did.env_steps} env steps were counted, {learned} were learned from"
 
@@ -468,8 +475,8 @@ def _acted(did: Trace, width: int) -> str | None:
 
 
 def _policy_lags(did: Trace, width: int) -> str | None:
-    if any(name.startswith("inference/") for name in did.counts):
-        return None  # told by step
+    if did.paced or any(name.startswith("inference/") for name in did.counts):
+        return None  # told when steps arrive, or by step
     counted = sorted(column["lag"] for batch in did.batches for column in batch["columns"])
     return None if sorted(did.policy_lags) == counted else f"policy lags {sorted(did.policy_lags)} were told, {counted} counted"
 

@@ -49,15 +49,16 @@ def test_nothing_is_wrong_where_nothing_was_planted(reduction):
         {"algorithm": {"name": "ppo", "epochs": 2, "minibatches": 2}},
         {"actor": {"name": "actor_critic", "torso": {"name": "mlp", "hidden": [8]}, "memory": {"name": "lstm", "size": 8}, "last_reward": True}},
         {"storage": {"name": "replay", "horizon": 5, "batch": 8, "fraction": 0.5}},
+        {"storage": {"name": "replay", "horizon": 5, "batch": 8, "fraction": 1}},
         {"envs": counting(4, n=3, mode="next_step", end="truncated"), "actor": {"name": "actor_critic", "torso": {"name": "mlp", "hidden": [8]}}},
     ],
-    ids=["ppo", "lstm", "replay", "filler"],
+    ids=["ppo", "lstm", "replay", "free", "filler"],
 )
 def test_nothing_is_wrong_with_other_agents(changes):
     with checks(narrow(**changes), THREADS) as made:
         outcomes = list(made.run())
     assert failures(outcomes) == []
-    assert sum(outcome.passed is None for outcome in outcomes) <= 2
+    assert sum(outcome.passed is None for outcome in outcomes) <= 3
 
 
 class Buffered(ActorCritic, name="buffered"):

@@ -20,11 +20,11 @@ class Collectors:
         self.interval = interval
         self._given: Weights | None = None
 
-    def pull(self, weights: Weights) -> list[Rollout]:
+    def pull(self, weights: Weights, wait: bool = True) -> list[Rollout]:
         """Rollouts, as the group's `pull`."""
         if self._given is None or self.group.pulls % self.interval == 0:
             self._given = weights
-        return self.group.pull(self._given)
+        return self.group.pull(self._given, wait)
 
     def counts(self) -> Counter[str]:
         """What was counted since this was last asked, by column."""
@@ -68,11 +68,11 @@ class ServedGroup(Group):
         for worker in range(len(self.workers)):
             self._recruited(worker)
 
-    def pull(self, weights: Weights) -> list[Any]:
+    def pull(self, weights: Weights, wait: bool = True) -> list[Any]:
         self._weights = self.share(weights)
         for index in range(len(self.servers)):
             self._load(index)
-        return super().pull(weights._replace(acting={}))
+        return super().pull(weights._replace(acting={}), wait)
 
     def _load(self, index: int) -> None:
         while True:

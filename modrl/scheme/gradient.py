@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,11 +19,30 @@ from modrl.scheme.compute import Compute, load
 from modrl.seeding import restore
 
 
+@dataclass
+class Pace:
+    """How many updates are made per env step: between two bounds, or without any (free-running)."""
+
+    at_least: float | None
+    at_most: float | None
+    updates: float = 0.0  # optimiser steps begun
+    env_steps: int = 0
+
+    @property
+    def behind(self) -> bool:
+        """Whether there are too few updates: collectors rest until they are made."""
+        return self.at_least is not None and self.updates < self.at_least * self.env_steps
+
+    def ahead(self, more: int) -> bool:
+        """Whether `more` updates would be too many: the learner waits for steps."""
+        return self.at_most is not None and not self.behind and self.updates + more > self.at_most * self.env_steps
+
+
 class GradientWorker:
     """Learns from its own share of every batch; who applies its gradients is not its business.
 
     `steps_per_round`: optimiser steps between two pulls of rollouts, over all gradient workers: the unit of policy lag.
-    `max_staleness`: rollouts that lag by more rounds are dropped.
+    `max_staleness`: rollouts that lag by more rounds are dropped. `pace`: of a storage that hands steps out again and again.
     """
 
     def __init__(
@@ -34,6 +54,7 @@ class GradientWorker:
         steps_per_round: int,
         compute: Compute,
         max_staleness: int | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.storage = storage
@@ -41,6 +62,8 @@ class GradientWorker:
         self.steps_per_round = steps_per_round
         self.compute = compute
         self.max_staleness = max_staleness
+        self.pace = pace or Pace(None, None)
+        self._short = True  # the storage had no batch when last asked
         algorithm.actor.to(compute.device)
         for module in algorithm.modules().values():
             module.to(compute.device)
@@ -93,15 +116,41 @@ class GradientWorker:
             self.algorithm.change(algorithm, weights.progress)
             self.storage.change(storage)
         start = time.perf_counter()
-        while (batch := self.storage.batch()) is None:
-            for rollout in self.collection.pull(weights.for_acting()):
-                self._news.hear(rollout)
-                if self.max_staleness is None or (weights.version - rollout.version) // self.steps_per_round <= self.max_staleness:
-                    self.storage.insert(rollout)
-                else:
-                    self._news.counts["faults/stale_rollouts"] += 1
+        batch = self._next_batch(weights) if self.storage.fresh else self._paced_batch(weights)
         self._news.seconds["wait"] += time.perf_counter() - start
         self._learn(batch, weights)
+
+    def _next_batch(self, weights: Weights) -> Batch:
+        while (batch := self.storage.batch()) is None:
+            self._pull(weights)
+        return batch
+
+    def _paced_batch(self, weights: Weights) -> Batch:
+        """The next batch of a storage that needs no new steps for it: with those that are ready, or as many as the pace asks for."""
+        while True:
+            if self._short or not self.pace.behind:
+                self._pull(weights, wait=self._short or self.pace.ahead(self.algorithm.num_losses))
+            if self._short or not self.pace.ahead(self.algorithm.num_losses):
+                batch = self.storage.batch()
+                self._short = batch is None
+                if batch is not None:
+                    self.pace.updates += self.algorithm.num_losses
+                    return batch
+
+    def _pull(self, weights: Weights, wait: bool = True) -> None:
+        """Rollouts into the storage, but for those that are too old."""
+        for rollout in self.collection.pull(weights.for_acting(), wait):
+            self._news.hear(rollout)
+            lag = (weights.version - rollout.version) // self.steps_per_round
+            if self.max_staleness is not None and lag > self.max_staleness:
+                self._news.counts["faults/stale_rollouts"] += 1
+                continue
+            self.storage.insert(rollout)
+            if not self.storage.fresh:  # nothing tells later when a step is learned from for the first time
+                steps = rollout.reward.size if rollout.valid is None else int(rollout.valid.sum())
+                self._news.env_steps += steps
+                self.pace.env_steps += steps
+                self._news.policy_lags += [lag] * rollout.reward.shape[1]
 
     def _learn(self, batch: Batch, weights: Weights) -> None:
         """The batch is the one that losses come from now."""
@@ -144,11 +193,13 @@ class GradientWorker:
             "storage": self.storage.state(contents),
             "collection": self.collection.state(),
             "generator": None if generator is None else generator.get_state(),
+            "pace": [self.pace.updates, self.pace.env_steps, self._short],
         }
 
     def restore(self, state: dict[str, Any]) -> bool:
         """Continues from `state`; whether all episodes go on where they were."""
         self.storage.restore(state["storage"])
+        self.pace.updates, self.pace.env_steps, self._short = state["pace"]
         if self.algorithm.generator is not None and state["generator"] is not None:
             restore(self.algorithm.generator, state["generator"])
         return self.collection.restore(state["collection"])

@@ -2,7 +2,7 @@
 
 Who is behind whom is a number. A task starts in one pull and is taken in a later one; the difference is its lag in pulls.
 With `ahead` 0 the workers rest while the caller learns; with `ahead` n each has up to n untaken tasks. `gather` says how
-many results a pull takes: every worker's, in worker order, or k in order of completion within `max_lag`.
+many results a pull takes: every worker's, in worker order; k in order of completion, within `max_lag`; or 0: what is ready.
 
 A worker that is lost (its process died, or a task took longer than `timeout`) is replaced while the budget lasts: its
 unfinished tasks are dropped and counted, and as many start anew on the weights of this pull. What a worker raises is never
@@ -69,7 +69,7 @@ class _Task:
 
 
 class Group:
-    """Workers at one task (`method`). `gather` None: all.
+    """Workers at one task (`method`). `gather` None: all; 0: what is ready, in order of completion.
 
     `share` makes of a weights object what the workers' place passes on; it is called once per pull.
     """
@@ -101,14 +101,16 @@ class Group:
         self._events: list[Event] = []
         self._told: dict[str, tuple[Any, ...]] = {}  # what a replacement has to be told too, by method
 
-    def pull(self, weights: Weights) -> list[Any]:
+    def pull(self, weights: Weights, wait: bool = True) -> list[Any]:
         """Starts idle workers on these weights, takes results, and tops workers up on the same weights.
+
+        `wait`: with `gather` 0, for a first result where none is ready.
 
         Raises:
             WorkerError: a worker failed, whether or not its result was due, or one was lost and no replacement is left.
         """
         with self._starting(self.method, weights):
-            taken = self._take_all() if self.gather is None else [self._take_one(self.gather - i - 1) for i in range(self.gather)]
+            taken = self._take(wait)
             for _ in range(self.ahead):  # one task each at a time, so that all get their first before any its second
                 for worker in range(len(self.workers)):
                     if sum(task.worker == worker for task in self._tasks) < self.ahead:
@@ -140,6 +142,20 @@ class Group:
     def _end(self, task: _Task) -> None:
         self._ended[task.worker, task.attempt] = time.monotonic()
         task.done_at = next(self._clock)
+
+    def _take(self, wait: bool) -> list[_Task]:
+        if self.gather is None:
+            return self._take_all()
+        if self.gather == 0:
+            return self._take_ready(wait)
+        return [self._take_one(self.gather - i - 1) for i in range(self.gather)]
+
+    def _take_ready(self, wait: bool) -> list[_Task]:
+        self._attend()
+        while not (ready := [task for task in self._tasks if task.succeeded]) and wait:
+            self._wait()
+        self._tasks = [task for task in self._tasks if task not in ready]
+        return sorted(ready, key=lambda task: task.done_at or 0)
 
     def _take_all(self) -> list[_Task]:
         while True:

@@ -20,7 +20,7 @@ from modrl.envs.base import Envs
 from modrl.scheme.collect import Collector
 from modrl.scheme.collectors import Collectors
 from modrl.scheme.compute import Compute
-from modrl.scheme.gradient import GradientWorker
+from modrl.scheme.gradient import GradientWorker, Pace
 from modrl.scheme.inference import Server
 from modrl.scheme.race import Race
 from modrl.scheme.replica import Replica
@@ -111,6 +111,7 @@ class Parts:
     paths: tuple[str, ...] = ()  # where this process imports from
     own: tuple[str, ...] = ()  # folders that the user's own components are imported from
     max_staleness: int | None = None  # rounds; older rollouts are dropped
+    pacing: tuple[float | None, float | None] = (None, None)  # updates per env step of one gradient worker
     env_restarts: int = 0  # of each collector's environments
     per_worker: tuple[tuple[Envs.Config, Actor.Config], ...] = ()  # settings of collector i modulo their number; (): all alike
 
@@ -160,8 +161,8 @@ class Parts:
         chance = generator(self.seed, Role.REPLAY, number, attempts=attempts)
         storage = self.storage.build(batch=self.storage.batch // self.gradient_workers, generator=chance)
         return GradientWorker(
-            algorithm=self.make_algorithm(number, attempts), storage=storage,
-            collection=start_collection(attempts), steps_per_round=self.steps_per_round, compute=self.compute(), max_staleness=self.max_staleness,
+            algorithm=self.make_algorithm(number, attempts), storage=storage, collection=start_collection(attempts),
+            steps_per_round=self.steps_per_round, compute=self.compute(), max_staleness=self.max_staleness, pace=Pace(*self.pacing),
         )  # fmt: skip
 
     def replica(self, worker: GradientWorker, optimizer: Optimizer.Config, every: int | None, timeout: float | None) -> Replica:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import Field, GetJsonSchemaHandler, field_validator, model_validator
 from pydantic.json_schema import JsonSchemaValue
@@ -65,6 +65,21 @@ class Average(Settings):
     """Steps from one average to the next."""
 
 
+class Pacing(Settings):
+    """Bounds on the optimiser steps per env step, where the storage does not set their number; null: none on that side."""
+
+    at_least: float | None = Field(None, gt=0)
+    """Below it collectors rest until the learner has caught up."""
+    at_most: float | None = Field(None, gt=0)
+    """Above it the learner waits for new steps."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.at_least is not None and self.at_most is not None and self.at_least > self.at_most:
+            raise problem(f"must not be above at_most ({self.at_most:g}), got {self.at_least:g}", "at_least")
+        return self
+
+
 class Faults(Settings):
     """What is survived. Past the budget a run stops, with the cause and a checkpoint."""
 
@@ -81,8 +96,9 @@ class Workers(Settings):
 
     place: Literal["here", "thread", "ray"] = "here"
     workers: int = Field(1, ge=1)
+    fewest: ClassVar[int] = 1
     gather: int | Literal["all"] = "all"
-    """Results per pull: every worker's, or so many in order of completion."""
+    """Results per pull: every worker's, or so many in order of completion; 0, for collectors: those that are ready."""
     max_lag: int | None = Field(None, ge=0)
     """Pulls that a task may be behind; needed where not every worker is awaited."""
     resources: Resources = Resources()
@@ -91,11 +107,13 @@ class Workers(Settings):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        if isinstance(self.gather, int) and not 1 <= self.gather <= self.workers:
-            raise problem(f"must lie between 1 and {self.workers} (the number of workers), got {self.gather}", "gather")
+        if isinstance(self.gather, int) and not self.fewest <= self.gather <= self.workers:
+            raise problem(f"must lie between {self.fewest} and {self.workers} (the number of workers), got {self.gather}", "gather")
         if self.gather == "all" and self.max_lag is not None:
             raise problem("has no effect with gather: all, where the lag is the number of tasks ahead; set it to null or gather fewer", "max_lag")
-        if isinstance(self.gather, int) and self.max_lag is None:
+        if self.gather == 0 and self.max_lag is not None:
+            raise problem("has no effect with gather: 0, which takes what is ready and awaits nobody; set collection.max_staleness", "max_lag")
+        if isinstance(self.gather, int) and self.gather and self.max_lag is None:
             raise problem(f"missing; with gather: {self.gather} state how many pulls a result may be behind", "max_lag")
         if self.place != "ray" and self.resources != Resources():
             raise problem(f"have no effect with place: {self.place}; they are what a Ray worker asks for", "resources")
@@ -123,6 +141,7 @@ class Workers(Settings):
 class Collection(Workers):
     """The collectors of each gradient worker."""
 
+    fewest: ClassVar[int] = 0
     ahead: int = Field(0, ge=0)
     """Untaken tasks each worker may have while the caller learns."""
     broadcast_interval: int = Field(1, ge=1)
@@ -145,6 +164,8 @@ class Collection(Workers):
         if self.ahead and self.place == "here":
             raise problem("has no effect with place: here, where nothing runs while the caller learns; use thread or ray", "ahead")
         self.check_lag(self.ahead)
+        if self.gather == 0 and not self.ahead:
+            raise problem("needs ahead: 1 or more: collectors that rest while the learner learns have nothing ready", "gather")
         if self.inference != "collector" and self.place == "here":
             raise problem("a server has nothing to batch with place: here, where collectors work one after the other; use thread or ray", "inference")
         if self.preemption is not None and (self.gather != "all" or self.ahead):
@@ -152,13 +173,15 @@ class Collection(Workers):
         least = self.ahead if self.gather == "all" else 0
         if self.max_staleness is not None and self.max_staleness < least:
             raise problem(f"would drop every rollout: with ahead: {self.ahead} each lags {self.ahead}; raise it", "max_staleness")
-        if self.max_staleness is not None and self.max_staleness >= self.lag_bound:
+        if self.max_staleness is not None and self.lag_bound is not None and self.max_staleness >= self.lag_bound:
             raise problem(f"has no effect: no rollout lags by more than {self.lag_bound}", "max_staleness")
         return self
 
     @property
-    def lag_bound(self) -> int:
-        """Pulls that a rollout may be behind, before any is dropped."""
+    def lag_bound(self) -> int | None:
+        """Pulls that a rollout may be behind, before any is dropped; None: there is no bound."""
+        if self.gather == 0:
+            return None
         return (self.ahead if self.max_lag is None else self.max_lag) + self.broadcast_interval - 1
 
 
@@ -187,6 +210,8 @@ class Scheme:
         gradient: Gradients = Gradients()
         update: Literal["central", "all_reduce"] | Average = "central"
         """Where gradients are applied: by the updater; or by each gradient worker, which add them up or average weights every k steps."""
+        pacing: Pacing | None = None
+        """Of a replay that batches are drawn from without new steps; null: one pull of rollouts for each batch."""
         compression: Literal["lz4"] | None = None
         """Of the rollouts and gradients that Ray workers send."""
         faults: Faults = Faults()
@@ -243,11 +268,11 @@ class Scheme:
             """Steps from one average of weights to the next; None: they are not averaged."""
             return self.update.average if isinstance(self.update, Average) else None
 
-        def lag_bound(self) -> int:
-            """Rounds that a rollout may lag when it is learned from."""
+        def lag_bound(self) -> int | None:
+            """Rounds that a rollout may lag when it is learned from, or enters a replay; None: there is no bound."""
             collection, gradient = self.collection, self.gradient
             bound = collection.lag_bound if collection.max_staleness is None else collection.max_staleness
-            if gradient.alone and gradient.max_lag is not None:
+            if bound is not None and gradient.alone and gradient.max_lag is not None:
                 bound = -(-bound * (gradient.max_lag + 1) // gradient.workers)
             return bound
 

@@ -197,3 +197,70 @@ def test_collectors_cannot_differ_in_what_one_actor_is_for(per_worker, text, tmp
     scheme = {"collection": {"place": "thread", "workers": 2, "per_worker": per_worker}}
     with pytest.raises(BadInput, match=text):
         small(envs=counting(4), scheme=scheme, storage={"name": "fresh", "horizon": 5, "batch": 4}).run(tmp_path / "run")
+
+
+# --- pacing ---------------------------------------------------------------------------------------------------------
+
+REPLAY = {"name": "replay", "horizon": 5, "batch": 8, "fraction": 1}
+AHEAD = {"place": "thread", "workers": 2, "gather": 0, "ahead": 1}
+PACED = pytest.mark.parametrize("scheme", [{}, {"collection": AHEAD}, {"gradient": {"workers": 2, "place": "thread"}}], ids=["local", "free", "dppo"])
+
+
+def ratio(rows):
+    """Updates per env step, over a run."""
+    return rows[-1]["updates"] / rows[-1]["env_steps"]
+
+
+def test_without_pacing_a_replay_makes_one_batch_of_each_pull(tmp_path):
+    trained(small(storage=REPLAY), tmp_path / "run")
+    assert ratio(table(tmp_path / "run")) == 1 / 40
+
+
+@PACED
+def test_the_learner_waits_where_it_would_make_too_many_updates(scheme, tmp_path):
+    trained(small(storage=REPLAY, scheme={**scheme, "pacing": {"at_most": 1 / 100}}, steps=8000), tmp_path / "run")
+    assert 0.8 / 100 < ratio(table(tmp_path / "run")) <= 1 / 100
+
+
+@PACED
+def test_collectors_rest_where_there_would_be_too_few_updates(scheme, tmp_path):
+    trained(small(storage=REPLAY, scheme={**scheme, "pacing": {"at_least": 1 / 10, "at_most": 1 / 9}}, steps=2000), tmp_path / "run")
+    assert 0.9 / 10 < ratio(table(tmp_path / "run")) <= 1 / 9
+
+
+def test_a_free_running_learner_learns_while_a_slow_collector_collects(tmp_path):
+    """Steps of 5 ms: a rollout of 5 takes longer than several updates do."""
+    slow = {"name": "gym", "id": "tests.scheme.tiny:Slow", "count": 2, "kwargs": {"seconds": 0.005}}
+    storage = {**REPLAY, "batch": 4}
+    trained(small(envs=slow, storage=storage, scheme={"collection": {**AHEAD, "workers": 1}}, steps=300), tmp_path / "run")
+    assert ratio(table(tmp_path / "run")) > 1 / 5
+
+
+def test_nothing_is_learned_before_the_replay_holds_what_it_should_start_with(tmp_path):
+    trained(small(storage={**REPLAY, "start": 80}, steps=1600), tmp_path / "run")
+    rows = table(tmp_path / "run")
+    assert rows[0]["env_steps"] == 80 * 5
+
+
+def test_a_paced_run_goes_on_with_its_pace(tmp_path):
+    changes = {"storage": REPLAY, "scheme": {"pacing": {"at_most": 1 / 100}}, "checkpoint": {"storage": True}}
+    straight = trained(small(**changes, steps=4000), tmp_path / "straight")
+    trained(small(**changes, steps=2000), tmp_path / "resumed")
+    assert_equal_weights(weights_of(straight), weights_of(trained(small(**changes, steps=4000), tmp_path / "resumed", resume=True)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"scheme": {"collection": AHEAD}}, "takes what is ready: it needs a storage whose batches need no new steps"),
+        ({"scheme": {"pacing": {"at_most": 1}}}, "has no effect: the storage sets how often each step is learned from"),
+        ({"storage": REPLAY, "scheme": {"pacing": {"at_most": 1, "at_least": 2}}}, "must not be above at_most"),
+        ({"storage": REPLAY, "scheme": {"collection": {**AHEAD, "ahead": 0}}}, "gather: needs ahead: 1 or more"),
+        ({"storage": REPLAY, "scheme": {"collection": {**AHEAD, "max_lag": 3}}}, "max_lag: has no effect with gather: 0"),
+        ({"storage": {**REPLAY, "fraction": 0.5, "start": 8}}, "start: takes effect with fraction: 1 alone"),
+        ({"scheme": {"preset": "a3c", "gradient": {"gather": 0}}}, "must lie between 1 and 2"),
+    ],
+)
+def test_a_pace_that_cannot_be_kept_is_refused(changes, text):
+    with pytest.raises(ConfigError, match=text):
+        small(**changes)
