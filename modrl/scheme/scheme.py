@@ -7,7 +7,7 @@ so that two schemes differ in what their settings say and in nothing else.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from importlib.resources import files
 from pathlib import Path
@@ -401,6 +401,7 @@ def start_collection(site: Site, gradient_worker: int, attempts: Attempts = ()) 
     try:
         for name in names:
             servers.append(hire(name, make))
+        await_start(servers)
         options = {"servers": servers, "client": _client_maker(collection.place), "recruit_server": lambda index: hire(names[index], make)}
         return Collectors(start(kind=ServedGroup, options=options), collection.broadcast_interval)
     except BaseException:
@@ -437,6 +438,17 @@ def _hirer(site: Site, settings: Workers, concurrency: int = 1) -> Hire:
     return partial(RayWorker, options=options)
 
 
+def await_start(workers: Sequence[Handle]) -> None:
+    """Until workers that start elsewhere exist.
+
+    Raises:
+        WorkerError: one could not be made.
+    """
+    for worker in workers:
+        if hasattr(worker, "wait_started"):
+            worker.wait_started()
+
+
 def start_group(
     site: Site, settings: Workers, method: str, makers: Mapping[str, Callable[[int], Any]], ahead: int = 0,
     kind: type[Group] = Group, options: Mapping[str, Any] = {},
@@ -453,8 +465,7 @@ def start_group(
             from modrl.scheme.places.ray import Share
 
             share = {"share": Share()}
-            for worker in workers:
-                worker.wait_started()  # type: ignore[attr-defined]
+        await_start(workers)
         recovery = Recovery(
             lambda index, attempt: hire(names[index], partial(makers[names[index]], attempt)),
             faults.worker_restarts,

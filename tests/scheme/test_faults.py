@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 import time
 from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
 
@@ -156,12 +159,12 @@ FAULTS = {"worker_restarts": 1}
     ("scheme", "worker"),
     [
         ({"preset": "impala", "faults": FAULTS}, "collector"),
-        ({"collection": {"place": "ray", "workers": 2}, "faults": FAULTS}, "collector"),
-        ({"preset": "dppo", "faults": FAULTS}, "gradient worker"),
+        pytest.param({"collection": {"place": "ray", "workers": 2}, "faults": FAULTS}, "collector", marks=pytest.mark.slow),
+        pytest.param({"preset": "dppo", "faults": FAULTS}, "gradient worker", marks=pytest.mark.slow),
         ({"preset": "a3c", "faults": FAULTS}, "gradient worker"),
         ({"preset": "dd_ppo", "faults": FAULTS}, "gradient worker"),
-        ({"preset": "local_sgd", "faults": FAULTS}, "gradient worker"),
-        ({"preset": "seed", "collection": {"place": "ray"}, "faults": FAULTS}, "collector"),
+        pytest.param({"preset": "local_sgd", "faults": FAULTS}, "gradient worker", marks=pytest.mark.slow),
+        pytest.param({"preset": "seed", "collection": {"place": "ray"}, "faults": FAULTS}, "collector", marks=pytest.mark.slow),
         pytest.param({"preset": "rapid", "faults": FAULTS, "collection": {"workers": 2}}, "of gradient worker", marks=pytest.mark.slow),
     ],
     ids=["impala", "parallel", "dppo", "a3c", "dd_ppo", "local_sgd", "seed", "rapid"],
@@ -198,9 +201,32 @@ def test_a_replacement_has_chances_of_its_own(tmp_path):
     assert second.equal(again)
 
 
+@pytest.mark.slow
 def test_replicas_agree_after_one_was_replaced(cluster, tmp_path):
     scheme = {"preset": "dd_ppo", "collection": {"preemption": None}, "faults": FAULTS}
     small_batch = {"optimizer": {"name": "torch.optim:SGD", "lr": 0.01}}
     run(tmp_path, {**scheme, "update": {"average": 1}}, **small_batch)
     one, other = (worker["replica"]["acting"] for worker in state_of(tmp_path / "run")["workers"])
     assert_equal_weights(one, other)
+
+
+@pytest.mark.parametrize("gather", [{}, {"gather": 1, "ahead": 1, "max_lag": 4}], ids=["sync", "async"])
+def test_a_killed_inference_server_is_replaced_and_its_collectors_start_anew(gather, cluster, tmp_path):
+    collection = {"place": "ray", "workers": 2, "inference": {"name": "server"}, **gather}
+    experiment = small(scheme={"collection": collection, "faults": {"worker_restarts": 1}}, steps=12_000)
+    killed = None
+    for row in experiment.stream(tmp_path / "run"):
+        if killed is None and row["env_steps"] > 2000:
+            (killed,) = [
+                int(entry.name)
+                for entry in Path("/proc").iterdir()
+                if entry.name.isdigit() and (entry / "cmdline").exists() and (entry / "cmdline").read_bytes().startswith(b"ray::inference_server_0")
+            ]
+            os.kill(killed, signal.SIGKILL)
+    info = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert info["status"] == "finished"
+    assert [event["worker"] for event in info["faults"] if event["kind"] == "restart"] == ["inference server 0"]
+    assert {event["kind"] for event in info["faults"]} <= {"restart", "stranded"}  # the latter where collectors were at work
+    last = table(tmp_path / "run")[-1]
+    assert last["env_steps"] == last["updates"] * 40
+    assert (last.get("faults/dropped_rollouts") or 0) == sum(event["dropped"] for event in info["faults"])

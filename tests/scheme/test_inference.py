@@ -28,9 +28,10 @@ def under(place, inference, workers=4, **collection):
     return {"collection": {"place": place, "workers": workers, "inference": inference, **collection}}
 
 
-@pytest.mark.parametrize("actor", ACTORS)
-@pytest.mark.parametrize("place", ["thread", "ray"])
-def test_a_server_is_the_collectors_own_inference(place, actor, cluster, tmp_path):
+@pytest.mark.parametrize(
+    ("actor", "place"), [("mlp", "thread"), ("lstm", "thread"), ("lstm", "ray"), pytest.param("mlp", "ray", marks=pytest.mark.slow)]
+)
+def test_a_server_is_the_collectors_own_inference(actor, place, cluster, tmp_path):
     runs = [
         trained(small(actor={"name": "actor_critic", **ACTORS[actor]}, scheme=under(place, inference)), tmp_path / str(index))
         for index, inference in enumerate(["collector", "server"])

@@ -195,10 +195,12 @@ class Remote:
         self.name = name
         self.compression = compression
         self.worker: Any = None
+        self.started = threading.Event()
         self.failure: WorkerError | None = None  # why there is no worker
 
     def start(self, payload: bytes) -> Any:
         self.failure = self._run(lambda: setattr(self, "worker", self._load(payload)()))
+        self.started.set()
         return self.failure
 
     def _load(self, payload: bytes) -> Any:
@@ -212,6 +214,7 @@ class Remote:
             ) from error
 
     def call(self, method: str, *arguments: Any) -> Any:
+        self.started.wait()  # a worker that takes several calls at once may take one before it exists
         if self.failure is not None:
             return self.failure
         result = self._run(lambda: to_numpy(getattr(self.worker, method)(*arguments)))
