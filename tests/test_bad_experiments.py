@@ -67,7 +67,7 @@ FILES = [
     (2, "steps: [1, 2", None),
     (8, "scheme: impalla", ["bad.yaml:8  scheme: no scheme is called 'impalla'; did you mean 'impala'?"]),
     (8, "scheme: {collection: {place: remote}}", ["bad.yaml:8  scheme.collection.place: expected one of here, thread, ray, got 'remote'"]),
-    (8, "scheme: {preset: impala, collection: {workers: 8, gather: 12}}", ["bad.yaml:8  scheme.collection.gather: must lie between 1 and 8 (the number of workers), got 12"]),
+    (8, "scheme: {preset: impala, collection: {workers: 8, gather: 12}}", ["bad.yaml:8  scheme.collection.gather: must lie between 0 and 8 (the number of workers), got 12"]),
     (8, "scheme: {preset: impala, collection: {workers: 8}}", ["bad.yaml:8  scheme.collection.max_lag: cannot be kept: 8 workers × ahead 1 > gather 1 × max_lag 4; raise max_lag or gather, or use fewer workers"]),
     (8, "scheme: {preset: dppo, gradient: {workers: 3}}", ["bad.yaml:3  envs.count: 8 environments cannot be dealt out equally over 3 collectors (3 gradient workers × 1); choose a multiple of 3"]),
     (8, "evaluation: {every: 3 weeks}", ["bad.yaml:8  evaluation.every: expected env steps (1e6) or a duration (30s, 10min, 2h), got '3 weeks' (str)"]),

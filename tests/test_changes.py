@@ -195,11 +195,11 @@ def test_a_change_by_another_thread_while_a_row_is_made_is_refused(tmp_path):
     stream = small().stream(tmp_path / "run")
     pull = Group.pull
 
-    def held(self, weights):
+    def held(self, weights, wait=True):
         if self.method == "gradient":
             entered.set()
             leave.wait(60)
-        return pull(self, weights)
+        return pull(self, weights, wait)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Group, "pull", held)

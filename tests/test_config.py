@@ -231,7 +231,7 @@ def test_any_plain_data_survives_a_file(data):
 rates = st.floats(1e-6, 1) | st.fixed_dictionaries({"linear": st.lists(st.floats(0, 1), min_size=2, max_size=2)})
 experiments = st.fixed_dictionaries(
     {
-        "name": st.from_regex(r"[a-zA-Z0-9_.-]{1,8}", fullmatch=True),
+        "name": st.from_regex(r"[a-zA-Z0-9_-][a-zA-Z0-9_.-]{0,7}", fullmatch=True),
         "seed": st.integers(0, 2**40),
         "steps": st.integers(1, 10**12),
         "envs": st.just({"name": "gym", "id": "CartPole-v1", "count": 16}) | st.just({"name": "atari", "game": "pong", "count": 16}),

@@ -125,7 +125,7 @@ def gradient_lag_by_one_more(monkeypatch):
 def drop_a_rollout(monkeypatch):
     pull = Collectors.pull
 
-    def wrong(self, weights):
+    def wrong(self, weights, wait=True):
         rollouts = pull(self, weights)
         return pull(self, weights) if self.group.pulls == 2 else rollouts
 
@@ -135,7 +135,7 @@ def drop_a_rollout(monkeypatch):
 def learn_twice_from_a_rollout(monkeypatch):
     pull = Collectors.pull
 
-    def wrong(self, weights):
+    def wrong(self, weights, wait=True):
         if self.group.pulls == 2 and hasattr(self, "last"):
             return self.__dict__.pop("last")
         self.last = pull(self, weights)

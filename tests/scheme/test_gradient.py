@@ -32,7 +32,7 @@ class Given:
     def __init__(self, *rollouts):
         self.rollouts = list(rollouts)
 
-    def pull(self, weights):
+    def pull(self, weights, wait=True):
         return [self.rollouts.pop(0)]
 
     def counts(self):

@@ -189,7 +189,7 @@ def test_a_restored_group_goes_on_where_it_was():
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"place": "ray", "workers": 8, "gather": 12, "max_lag": 1}, "gather: must lie between 1 and 8 (the number of workers), got 12"),
+        ({"place": "ray", "workers": 8, "gather": 12, "max_lag": 1}, "gather: must lie between 0 and 8 (the number of workers), got 12"),
         ({"place": "ray", "workers": 4, "gather": 1, "ahead": 1, "max_lag": 3}, "4 workers × ahead 1 > gather 1 × max_lag 3"),
         ({"place": "ray", "workers": 4, "gather": 1, "max_lag": 2}, "4 workers > gather 1 × (max_lag 2 + 1)"),
         ({"place": "ray", "workers": 2, "gather": 1}, "max_lag: missing"),

@@ -63,7 +63,11 @@ def test_sebulba_gives_the_same_numbers_twice_and_lags_exactly_one_round(tmp_pat
         ("dppo", 0, 0),
         ("a3c", 0, 4),
         pytest.param("rapid", 4, 0, marks=pytest.mark.slow),
-        ("fully_async", 10, 4),
+        pytest.param("fully_async", 10, 4, marks=pytest.mark.slow),
+        ("seed", 4, 0),
+        pytest.param("preemptive", 0, 0, marks=pytest.mark.slow),
+        pytest.param("dd_ppo", 0, 0, marks=pytest.mark.slow),
+        pytest.param("local_sgd", 0, 0, marks=pytest.mark.slow),
     ],
 )
 def test_a_preset_keeps_its_lag(scheme, bound, gradient_bound, cluster, tmp_path):

@@ -117,14 +117,14 @@ def _process_class(name: str) -> Any:
     home, version = str(Path(__file__).parents[3]), modrl_version("modrl")
 
     class Process:
-        def __init__(self, name: str, options: Any, code: dict[str, bytes] | None) -> None:
+        def __init__(self, name: str, paths: list[str], threads: int, compression: str | None, code: dict[str, bytes] | None) -> None:
             import hashlib
             import os
             import shutil
             import sys
             import tempfile
 
-            given = [*options.paths, *(path for path in sys.path if path not in options.paths)]
+            given = [*paths, *(path for path in sys.path if path not in paths)]
             if code is not None:  # another machine may have none of the driver's folders, or older files in them
                 folder = os.path.join(tempfile.gettempdir(), f"modrl-code-{hashlib.sha256(repr(sorted(code.items())).encode()).hexdigest()[:16]}")
                 aside = tempfile.mkdtemp()
@@ -150,7 +150,7 @@ def _process_class(name: str) -> Any:
                 self.failure = f"modrl {installed('modrl')} is installed on {os.uname().nodename}, but the driver has {version}; install that there"
                 return
             sys.path[:] = given
-            self.remote = Remote(name, options.threads, options.compression)
+            self.remote = Remote(name, threads, compression)
 
         def start(self, payload: bytes) -> Any:
             return self.failure or self.remote.start(payload)
@@ -276,7 +276,7 @@ class RayWorker:
             "max_concurrency": options.concurrency, "scheduling_strategy": "SPREAD" if options.placement == "spread" else "DEFAULT",
         }  # fmt: skip
         process = ray.remote(_process_class(name)).options(**asked)
-        self.actor = cast(Any, process.remote(name, options._replace(code=None), options.code))
+        self.actor = cast(Any, process.remote(name, list(options.paths), options.threads, options.compression, options.code))
         self._started = self.actor.start.remote(cloudpickle.dumps(factory))
 
     def wait_started(self) -> None:
