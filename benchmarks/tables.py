@@ -62,11 +62,110 @@ def throughput(name: str, result: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
+def schemes(name: str, result: dict) -> str:
+    """Every preset in one row."""
+    lines = [
+        "## CartPole under every preset\n",
+        f"`python benchmarks/schemes.py`; each run ends when the mean return over 100 episodes is {result['target']}. Seconds include the start.\n",
+        about(result),
+        "| preset | agent | mean return | env steps | seconds | steps/s | policy lag, mean | max | gradient lag, mean |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for run in result["runs"]:
+        lines.append(
+            f"| `{run['preset']}` | {run['algorithm']} | {run['return']:.0f}{'' if run['reached'] else ', not reached'} | {run['env_steps']:,} | "
+            f"{run['seconds']:.0f} | {run['steps_per_second']:,} | {run['policy_lag_mean']:.2f} | {run['policy_lag_max']:g} | "
+            f"{run['gradient_lag_mean']:.2f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def faults(name: str, result: dict) -> str:
+    """What was killed, and what became of the run."""
+    return {"matrix": _matrix, "soak": _soak, "slow": _slow}[name](result)
+
+
+def _matrix(result: dict) -> str:
+    lines = [
+        "## One kill in the middle of a run\n",
+        "`python benchmarks/faults.py matrix`: SIGKILL at a third of 8,000 env steps; of a node, its raylet and all its workers. Every step",
+        "has a number of its own, and the learner writes down which it learns from. After the driver's loss the run goes on with",
+        "`--resume`, and steps since its last checkpoint are learned from again.\n",
+        about(result),
+        "| killed | scheme | status | env steps counted | learned from | of these twice | replaced | rollouts dropped | s to the next row |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for cell in result["cells"]:
+        lines.append(
+            f"| {cell['killed']} | `{cell['scheme']}` | {cell['run']} | {cell['env_steps']:,} | {cell['learned']:,} | {cell['twice']} | "
+            f"{cell['restarts']} | {cell['dropped']} | {cell['seconds_to_next_row']:g} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _soak(result: dict) -> str:
+    soak = result["soak"]
+    lines = [
+        "## A soak with many kills\n",
+        "`python benchmarks/faults.py soak`: four collectors on Ray under `impala`, one of them killed every so often.\n", about(result),
+        "| minutes | kills | replaced | env steps counted | learned from | twice | resident memory after warm-up | at the end | growth |",
+        "|---|---|---|---|---|---|---|---|---|",
+        f"| {soak['minutes']:g} | {soak['kills']} | {soak['restarts']} | {soak['env_steps']:,} | {soak['learned']:,} | {soak['twice']} | "
+        f"{soak['rss_after_warm_up'] / 1e6:.0f} MB | {soak['rss_at_end'] / 1e6:.0f} MB | {soak['growth']:.1%} |",
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _slow(result: dict) -> str:
+    lines = [
+        "## A straggler, preempted\n",
+        "`python benchmarks/faults.py slow`: a round of four collectors of one environment each, 100 steps; one of them ten times slower;",
+        "and with `preemption: {fraction_workers: 0.75, fraction_samples: 0.1}`.\n", about(result),
+        "| round | seconds, median | env steps counted | learned from |", "|---|---|---|---|",
+    ]  # fmt: skip
+    for name, found in result["rounds"].items():
+        lines.append(f"| {name} | {found['seconds']:.3f} | {found['env_steps']:,} | {found['learned']:,} |")
+    return "\n".join([*lines, "", f"A preempted round takes {result['ratio']:.2f} times an undisturbed one."]) + "\n"
+
+
+def inference(name: str, result: dict) -> str:
+    """What a server does to a step."""
+    lines = [
+        "## An inference server in threads\n",
+        f"`python benchmarks/inference.py`: {result['collectors']} collectors in threads with one environment each, whose step takes 5 ms;",
+        "networks of two layers.\n", about(result),
+        "| width of a layer | step with collectors' own inference | with a server | ratio | mean batch | same actions |", "|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for run in result["results"]:
+        own, served = run["collector"]["ms_per_step"], run["server"]["ms_per_step"]
+        same = "yes" if run["same_actions"] else "no"
+        lines.append(f"| {run['hidden']} | {own:.2f} ms | {served:.2f} ms | {run['ratio']:.2f} | {run['server']['batch']:.2f} | {same} |")
+    return "\n".join(lines) + "\n"
+
+
+def memory(name: str, result: dict) -> str:
+    """What a Ray collector takes."""
+    lines = [
+        "## Memory of Ray collectors\n",
+        f"`python benchmarks/memory.py --collectors {result['collectors']}`: a toy environment; means over the collectors.\n", about(result),
+        "| collectors | resident | its share of what is shared | its own | file handles | of the driver |", "|---|---|---|---|---|---|",
+        f"| {result['collectors']} | {result['rss_mb']:.0f} MB | {result['pss_mb']:.0f} MB | {result['uss_mb']:.0f} MB | "
+        f"{result['handles_of_a_collector']} | {result['handles_of_the_driver']} |",
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+KINDS = {
+    "schemes": schemes, "learning": learning, "throughput": throughput, "inference": inference, "faults": faults, "memory": memory,
+}  # fmt: skip
+"""By the beginning of a result's name, in the order of the page."""
+
+
 def main() -> Path:
     sections = [INTRODUCTION]
-    for path in sorted(RESULTS.glob("*.json")):
-        kind, _, name = path.stem.partition("_")
-        sections.append({"learning": learning, "throughput": throughput}[kind](name, json.loads(path.read_text())))
+    for kind, section in KINDS.items():
+        for path in sorted(RESULTS.glob(f"{kind}_*.json")):
+            sections.append(section(path.stem.removeprefix(f"{kind}_"), json.loads(path.read_text())))
     OUT.write_text("\n".join(sections))
     return OUT
 

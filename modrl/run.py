@@ -190,7 +190,7 @@ class Run:
         """The weights as they are now: those of the first gradient worker where each has its own."""
         if not self.updater.replicas:
             return weights
-        self.updater.optimizers.restore(to_torch(self.group.workers[0].submit("learned").result()))
+        self.updater.optimizers.restore(to_torch(self.group.ask(0, "learned")))
         return self.updater.learned()
 
     def _row(self, weights: Weights, clock: _Clock, board: Callable[[Row], None], interrupt: Interrupt, last: bool = False) -> Row:

@@ -207,7 +207,7 @@ def trace(plan: Plan, updates: int) -> Trace:
                     for part in [[gradient] for gradient in rest] if alone else [rest]:
                         weights = apply(part)
                 if replicas:
-                    updater.optimizers.restore(to_torch(group.workers[0].submit("learned").result()))
+                    updater.optimizers.restore(to_torch(group.ask(0, "learned")))
                     result.weights.append(_flat(updater.learned()))
         result.env_steps = updater.env_steps
         for path in sorted(Path(folder).glob("*.trace")):

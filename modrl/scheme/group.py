@@ -305,6 +305,10 @@ class Group:
         self._told[method] = arguments
         self.call(method, *([argument] * len(self.workers) for argument in arguments))
 
+    def ask(self, worker: int, method: str, *arguments: Any) -> Any:
+        """One worker's result of another method."""
+        return self._answer(self.workers[worker].submit(method, *arguments), worker, method, *arguments)
+
     def _answer(self, future: Future[Any], worker: int, method: str, *arguments: Any) -> Any:
         while True:
             try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import socket
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 import torch
@@ -224,6 +224,15 @@ class ReplicaGroup(Group):
             newest = self.workers[steps.index(max(steps))].submit("learned").result()
             for future in [w.submit("adopt", newest) for w, n in zip(self.workers, steps, strict=True) if n < max(steps)]:
                 future.result()
+
+    def _answer(self, future: Future[Any], worker: int, method: str, *arguments: Any) -> Any:
+        while True:
+            try:
+                return future.result()
+            except WorkerLost as error:
+                self._replace(worker, error)
+                self.form()
+                future = self.workers[worker].submit(method, *arguments)
 
     def _attend(self) -> None:
         broken = {t.worker: e for t in self._tasks if t.future.done() and isinstance(e := t.future.exception(), (PeerLost, WorkerLost))}

@@ -319,7 +319,9 @@ class Scheme:
 
     def _wanted(self) -> dict[str, float]:
         wanted: dict[str, float] = {}
-        counts = {"gradient": self.config.gradient.workers, "collection": self.config.gradient.workers * self.config.collection.workers}
+        collection, learners = self.config.collection, self.config.gradient.workers
+        servers = 0 if collection.inference == "collector" else collection.inference.replicas
+        counts = {"gradient": learners, "collection": learners * (collection.workers + servers)}
         for name, count in counts.items():
             group: Workers = getattr(self.config, name)
             for resource, amount in _asked(group, self._local()).items() if group.place == "ray" else ():
