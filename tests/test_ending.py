@@ -22,7 +22,7 @@ from tests.runs import SMALL, small, state_of, table
 
 ROOT = Path(__file__).parents[1]
 slow = pytest.mark.slow
-SCHEMES = ["local", "overlapped", "impala", pytest.param("dppo", marks=slow)]
+SCHEMES = ["local", pytest.param("overlapped", marks=slow), "impala", pytest.param("dppo", marks=slow)]
 
 
 def processes_of(folder):

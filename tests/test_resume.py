@@ -58,7 +58,8 @@ def test_ten_updates_and_ten_more_are_twenty(changes, tmp_path):
 
 def test_resuming_on_ray_goes_on_exactly(cluster, tmp_path):
     scheme = {"gradient": {"workers": 2, "place": "ray"}, "collection": {"place": "ray", "workers": 2}}
-    straight = trained(twenty(scheme=scheme), tmp_path / "straight")
+    in_threads = {group: {**settings, "place": "thread"} for group, settings in scheme.items()}  # which gives the same numbers
+    straight = trained(twenty(scheme=in_threads), tmp_path / "straight")
     trained(twenty(10, scheme=scheme), tmp_path / "run")
     resumed = trained(twenty(scheme=scheme), tmp_path / "run", resume=True)
     assert_equal_weights(weights_of(resumed), weights_of(straight), 1e-6)

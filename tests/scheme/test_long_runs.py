@@ -51,7 +51,7 @@ def scheme(request):
     return SCHEMES[request.param]
 
 
-@pytest.mark.parametrize("scheme", each("local", "sebulba", "impala in threads", "a3c in threads"), indirect=True)
+@pytest.mark.parametrize("scheme", each("local", "a3c in threads"), indirect=True)
 def test_the_better_arm_of_a_bandit_is_found_in_200_updates_of_80_steps(scheme, tmp_path):
     experiment = small(
         envs={"name": "gym", "id": "modrl/Bandit-v0", "count": 4}, scheme=scheme, steps=200 * 80,
@@ -108,7 +108,7 @@ def stored_bytes():
     return float(re.search(r"Plasma memory usage ([\d.]+) MiB", memory_summary(stats_only=True))[1])
 
 
-@pytest.mark.parametrize("scheme", each("overlapped", "impala"), indirect=True)
+@pytest.mark.parametrize("scheme", each("impala"), indirect=True)
 def test_neither_tensors_nor_shared_memory_grow_from_update_100_to_300(scheme, request, tmp_path):
     """The least of what is alive in five updates: what is on its way comes and goes, and Ray frees late."""
     name = request.node.callspec.params["scheme"]

@@ -13,6 +13,7 @@ import pickle
 import re
 import signal
 import threading
+import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -41,6 +42,8 @@ from modrl.tree import to_numpy
 
 CODE_BYTES = 50_000_000
 """The user's own code that is sent to a cluster's workers is no more than that."""
+ASKING_SECONDS = 0.02
+"""How often a collector asks how many others are done: each question costs all of them a millisecond or so of one core."""
 CLOSING_SECONDS = 5.0
 """How long a worker may take to close its environments before its process is ended."""
 
@@ -396,12 +399,16 @@ class _BoardActor:
 
 
 class RayBoard:
-    """A board for collectors in processes: an actor. An answer is awaited while the collector goes on, so it is a step or two old."""
+    """A board for collectors in processes: an actor, which each asks every so often, and goes on while it waits for the answer."""
 
     def __init__(self) -> None:
         self.actor = cast(Any, ray.remote(_BoardActor).options(num_cpus=0).remote(KEPT))
-        self._asked: dict[Round, Any] = {}  # the question that is open
-        self._known: dict[Round, int] = {}
+        self._forget((-1, 0))
+
+    def _forget(self, round: Round) -> None:
+        self._round, self._known = round, 0
+        self._question: Any = None  # that is open
+        self._asked = time.monotonic()
 
     def __reduce__(self) -> Any:
         return _board_of, (self.actor,)
@@ -412,12 +419,13 @@ class RayBoard:
 
     def finished(self, round: Round) -> int:
         """How many are, by the newest answer."""
-        if round not in self._asked:
-            self._asked, self._known = {round: self.actor.finished.remote(round)}, {}
-        elif ray.wait([self._asked[round]], timeout=0)[0]:
-            self._known[round] = ray.get(self._asked[round])
-            self._asked[round] = self.actor.finished.remote(round)
-        return self._known.get(round, 0)
+        if round != self._round:
+            self._forget(round)
+        if self._question is not None and ray.wait([self._question], timeout=0)[0]:
+            self._known, self._question = ray.get(self._question), None
+        if self._question is None and time.monotonic() - self._asked >= ASKING_SECONDS:
+            self._question, self._asked = self.actor.finished.remote(round), time.monotonic()
+        return self._known
 
     def close(self) -> None:
         """Ends the actor."""
@@ -426,7 +434,8 @@ class RayBoard:
 
 def _board_of(actor: Any) -> RayBoard:
     board = RayBoard.__new__(RayBoard)
-    board.actor, board._asked, board._known = actor, {}, {}
+    board.actor = actor
+    board._forget((-1, 0))
     return board
 
 
