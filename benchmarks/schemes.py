@@ -18,7 +18,7 @@ from pathlib import Path
 from common import EXAMPLES, RESULTS, save
 
 from modrl import Experiment
-from modrl.scheme.scheme import presets
+from modrl.scheme.presets import presets
 
 TARGET = 475
 LIMIT = 600.0

@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from modrl.scheme.scheme import Collection, Workers
+    from modrl.scheme.settings import Collection, Workers
 
 if TYPE_CHECKING:
     from modrl.verify import Outcome
@@ -147,7 +147,8 @@ def schemes(name: Annotated[str | None, typer.Argument(help="one scheme, or a fi
     """List the named schemes, or draw one and print its file."""
     from modrl.config import BadInput, Document, validate
     from modrl.diagram import draw
-    from modrl.scheme.scheme import Scheme, expand, preset_text, presets
+    from modrl.scheme.presets import expand, preset_text, presets
+    from modrl.scheme.scheme import Scheme
 
     if name is not None:
         try:

@@ -11,8 +11,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from modrl.scheme.parts import Servers
-from modrl.scheme.scheme import Scheme, Workers
+from modrl.scheme.scheme import Scheme
+from modrl.scheme.settings import Servers, Workers
 
 BOX = 48  # columns of a box
 SIDE = 32  # columns of a box that an arrow passes on its right

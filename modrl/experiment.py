@@ -47,7 +47,9 @@ from modrl.metrics import Row
 from modrl.run import Plan, Run
 from modrl.rundir import RunDir, RunDirError, default_path, now
 from modrl.scheme.parts import Machine, Parts
-from modrl.scheme.scheme import Pacing, Scheme, expand
+from modrl.scheme.presets import expand
+from modrl.scheme.scheme import Scheme
+from modrl.scheme.settings import Pacing
 from modrl.settings import Checkpointing, Evaluation, Logging
 from modrl.stream import Stream, warn_of_lost_changes
 from modrl.tree import tree_map

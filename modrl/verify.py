@@ -34,7 +34,8 @@ from modrl.run import Plan
 from modrl.scheme.collect import Collector
 from modrl.scheme.gradient import GradientWorker
 from modrl.scheme.parts import Parts
-from modrl.scheme.scheme import Scheme, presets
+from modrl.scheme.presets import presets
+from modrl.scheme.scheme import Scheme
 from modrl.scheme.update import Updater
 from modrl.tree import to_torch, tree_map
 

@@ -19,7 +19,8 @@ from modrl.config import read, to_yaml
 from modrl.diagram import draw
 from modrl.interrupt import Interrupted
 from modrl.run import Run
-from modrl.scheme.scheme import Scheme, preset_text, presets
+from modrl.scheme.presets import preset_text, presets
+from modrl.scheme.scheme import Scheme
 from tests.runs import SMALL, table
 
 ROOT = Path(__file__).parents[1]

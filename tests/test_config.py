@@ -17,7 +17,7 @@ from modrl.agent.storages import Fresh
 from modrl.config import ConfigError, Document, merge, nearest, override, parse, read, read_file, to_yaml
 from modrl.envs import Gym
 from modrl.experiment import Experiment
-from modrl.scheme.scheme import presets
+from modrl.scheme.presets import presets
 from tests.runs import SMALL, small
 
 # --- scalars ---

@@ -8,7 +8,8 @@ import re
 import pytest
 
 from modrl.diagram import draw
-from modrl.scheme.scheme import Scheme, presets
+from modrl.scheme.presets import presets
+from modrl.scheme.scheme import Scheme
 
 ASYNCHRONOUS = {"place": "ray", "workers": 6, "gather": 2, "ahead": 1, "max_lag": 5}
 SERVED = {**ASYNCHRONOUS, "inference": {"replicas": 3, "batch": 7, "timeout_ms": 25, "device": "cuda:1"}}

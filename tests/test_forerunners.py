@@ -18,7 +18,8 @@ from modrl.agent.actors import ActorCritic
 from modrl.agent.returns import vtrace
 from modrl.rundir import RunDirError
 from modrl.scheme.race import LocalBoard, Race
-from modrl.scheme.scheme import Scheme, Site, make_board
+from modrl.scheme.scheme import Scheme
+from modrl.scheme.start import Site, make_board
 from modrl.seeding import Role, seed_of
 from tests.runs import assert_equal_weights, small, table, trained, weights_of
 
@@ -34,7 +35,7 @@ def test_01_two_gradient_workers_are_stepped_and_the_updater_collects_nothing(tm
 def test_02_fraction_workers_is_read_and_is_not_fraction_samples():
     scheme = Scheme.Config(collection={"place": "thread", "workers": 4, "preemption": {"fraction_workers": 0.75, "fraction_samples": 0.5}})
     parts = small(scheme=scheme.model_dump()).plan().parts
-    from modrl.scheme.scheme import start_collection
+    from modrl.scheme.start import start_collection
 
     collectors = start_collection(Site(scheme, parts, board=make_board(scheme)), 0)
     race = collectors.group.workers[0].worker.race

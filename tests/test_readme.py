@@ -17,7 +17,7 @@ import typer.main
 from modrl import cli
 from modrl.config import ConfigError, read
 from modrl.experiment import Experiment
-from modrl.scheme.scheme import presets
+from modrl.scheme.presets import presets
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -24,25 +24,12 @@ from modrl.scheme.gradient import GradientWorker, Pace
 from modrl.scheme.inference import Server
 from modrl.scheme.race import Race
 from modrl.scheme.replica import Replica
+from modrl.scheme.settings import Servers
 from modrl.scheme.update import Optimizers
 from modrl.seeding import Attempts, Role, generator, seed_of
 
 SMALL = 100_000
 """Weights below which a network gains nothing from a second thread, and loses much where the cores are busy."""
-
-
-class Servers(Settings):
-    """An inference server, or several, that collectors ask."""
-
-    name: Literal["server"] = "server"
-    batch: int | None = Field(None, ge=1)
-    """Environments that a batch does not wait beyond; null: all that can be waiting."""
-    timeout_ms: float = Field(10.0, gt=0)
-    """Milliseconds that the first request of a batch waits for others."""
-    device: str | None = None
-    """Where the servers' networks run; null: as machine.device."""
-    replicas: int = Field(1, ge=1)
-    """Servers, for each gradient worker; collectors are dealt out over them."""
 
 
 class Ray(Settings):

@@ -17,7 +17,7 @@ from modrl.agent.algorithms.transitions import log_prob, transitions
 from modrl.agent.batch import from_rollout
 from modrl.envs.toy import Count
 from modrl.run import make_evaluation_envs
-from modrl.scheme.scheme import Site, start_collection
+from modrl.scheme.start import Site, start_collection
 from tests.envs.test_processes import Starter
 from tests.scheme.tiny import collectors_of, counting, parts_of, weights_of
 

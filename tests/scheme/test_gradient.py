@@ -16,7 +16,7 @@ from modrl.config import resolve
 from modrl.messages import Gradient
 from modrl.scheme.compute import Compute
 from modrl.scheme.gradient import GradientWorker
-from modrl.scheme.scheme import Site, start_collection
+from modrl.scheme.start import Site, start_collection
 from modrl.scheme.update import Updater
 from modrl.tree import leaves
 from tests.agent.toys import Linear, random_rollout

@@ -14,7 +14,7 @@ import pytest
 from modrl.messages import Weights
 from modrl.scheme.group import Group
 from modrl.scheme.places.base import WorkerError
-from modrl.scheme.scheme import Collection, Gradients
+from modrl.scheme.settings import Collection, Gradients
 
 
 class Fake:
@@ -129,7 +129,9 @@ def test_without_max_lag_a_slow_worker_falls_behind_without_bound():
     group = Group(fakes, "work", gather=1, ahead=1)
     lags = run_with_random_speeds(group, fakes[1:], pulls=60)
     fakes[0].finish()
-    lags += [60 - started for name, started in group.pull(weights(60)) if name == "0"]
+    for version in range(60, 64):  # what the others had finished before is taken first
+        if any(task.succeeded for task in group._tasks):
+            lags += [version - started for name, started in group.pull(weights(version)) if name == "0"]
     assert max(lags) > 20
 
 

@@ -15,7 +15,7 @@ import torch
 
 import modrl
 from modrl.agent.algorithms import IMPALA
-from modrl.scheme.scheme import Site, start_collection
+from modrl.scheme.start import Site, start_collection
 from tests.runs import small, table
 from tests.scheme.tiny import parts_of, weights_of
 

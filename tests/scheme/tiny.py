@@ -20,7 +20,7 @@ from modrl.agent.actors.distributions import Categorical
 from modrl.envs.toy import Count
 from modrl.messages import Weights
 from modrl.scheme.compute import snapshot
-from modrl.scheme.scheme import Site, make_board, start_collection
+from modrl.scheme.start import Site, make_board, start_collection
 from tests.runs import small
 
 
