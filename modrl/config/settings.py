@@ -50,7 +50,15 @@ def _of_blocks(items: Sequence[Any]) -> list[Any]:
     """Errors of a union's members, without the members' names in their paths; a block is not said to be no word where something in it is wrong."""
     items = [{**item, "loc": tuple(part for part in item["loc"] if not str(part).startswith("function-wrap["))} for item in items]
     inside = {item["loc"][0] for item in items if item["type"] == "modrl" and len(item["loc"]) > 1}
-    return [i for i in items if not (i["type"] == "literal_error" and isinstance(i["input"], Mapping) and i["loc"][0] in inside)]
+    words = {item["loc"][0] for item in items if item["type"] == "literal_error"}
+
+    def told_better(item: Any) -> bool:
+        first, is_block = item["loc"][:1], isinstance(item["input"], Mapping)
+        if item["type"] == "literal_error":
+            return is_block and first[0] in inside
+        return item["type"] == "modrl" and len(item["loc"]) == 1 and not is_block and first[0] in words
+
+    return [item for item in items if not told_better(item)]
 
 
 def problem(text: str, at: str = "") -> PydanticCustomError:

@@ -12,6 +12,8 @@ from modrl.config import Settings, problem
 class Servers(Settings):
     """An inference server, or several, that collectors ask."""
 
+    in_words: ClassVar[str] = "server"
+
     name: Literal["server"] = "server"
     batch: int | None = Field(None, ge=1)
     """Environments that a batch does not wait beyond; null: all that can be waiting."""
@@ -50,6 +52,8 @@ class PerWorker(Settings):
 
 class Average(Settings):
     """Local SGD: each gradient worker steps on its own share, and weights are averaged."""
+
+    in_words: ClassVar[str] = "{average: k}"
 
     average: int = Field(ge=1)
     """Steps from one average to the next."""
