@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from common import save
+from common import RESULTS, save
 
 from modrl.config import to_yaml
 
@@ -37,7 +37,7 @@ import numpy as np
 
 from modrl.agent.algorithms import IMPALA
 
-LOG = Path(__file__).parent / "learned"
+LOG = Path("LEARNED")
 
 
 class Numbered(gymnasium.Env):
@@ -98,7 +98,7 @@ class Run:
         self.folder, self.steps = folder, steps
         self.run_dir = folder / "run"
         (folder / "learned").mkdir(exist_ok=True)
-        (folder / "components.py").write_text(COMPONENTS)
+        (folder / "components.py").write_text(COMPONENTS.replace("LEARNED", str(folder / "learned")))
         machine = {"ray": {"address": address, "object_store": None if address != "local" else 200_000_000}}
         faults = {"worker_restarts": restarts}
         (folder / "file.yaml").write_text(to_yaml({**EXPERIMENT, "steps": steps, "scheme": {**scheme, "faults": faults}, "machine": machine}))
@@ -149,7 +149,7 @@ class Run:
         numbers = np.concatenate(learned) if learned else np.zeros(0, np.int64)
         info = json.loads((self.run_dir / "run.json").read_text())
         last = self.rows()[-1]
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60  # agents of Ray's own take their time when their cluster was killed
         while (left := [words for pid, words in self.processes() if pid != os.getpid()]) and time.monotonic() < deadline:
             time.sleep(0.2)
         return {
@@ -208,13 +208,13 @@ def cell(kind: str, name: str) -> dict:
 def matrix(names: list[str]) -> None:
     cells = [(kind, name) for kind, schemes in WORKERS.items() for name in schemes]
     cells += [(kind, name) for kind in ("driver", "node") for name in SCHEMES]
-    found = []
+    kept = RESULTS / "faults_matrix.json"
+    found = {(c["killed"], c["scheme"]): c for c in json.loads(kept.read_text())["cells"]} if kept.exists() else {}
     for kind, name in cells:
-        if not names or kind in names or name in names:
-            found.append(cell(kind, name))
-            print(found[-1], flush=True)
-    if not names:
-        save("faults_matrix", {"cells": found})
+        if not names or f"{kind}:{name}" in names:
+            found[kind, name] = cell(kind, name)
+            print(found[kind, name], flush=True)
+            save("faults_matrix", {"cells": [found[key] for key in cells if key in found]})
 
 
 def resident(pid: int) -> int:
@@ -269,7 +269,7 @@ def slow(rounds: int) -> None:
             "place": "ray", "workers": 4, "preemption": preemption, "per_worker": [{"envs": {"kwargs": {"seconds": pace}}} for pace in paces],
         }  # fmt: skip
         with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "components.py").write_text(COMPONENTS)
+            Path(folder, "components.py").write_text(COMPONENTS.replace("LEARNED", str(Path(folder, "learned"))))
             Path(folder, "learned").mkdir()
             storage = {"name": "fresh", "horizon": 100, "batch": 4}
             settings = {
@@ -305,7 +305,7 @@ def slow(rounds: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("what", choices=["matrix", "soak", "slow"])
-    parser.add_argument("only", nargs="*", help="of the matrix: kinds or schemes")
+    parser.add_argument("only", nargs="*", help="of the matrix: cells, as node:dppo; the results of others are kept")
     parser.add_argument("--minutes", type=float, default=15)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=30)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import datetime
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
@@ -18,10 +19,14 @@ import torch.distributed as dist
 from modrl.messages import Gradient, Weights
 from modrl.scheme.gradient import GradientWorker
 from modrl.scheme.group import Group
-from modrl.scheme.places.base import PeerLost, WorkerLost
+from modrl.scheme.places.base import PeerLost, WorkerError, WorkerLost
 from modrl.scheme.update import Optimizers
 from modrl.tree import to_torch
 
+MEETING = datetime.timedelta(seconds=20)
+"""How long a replica waits for the others when a group is formed: one of them may be gone."""
+FORMING_SECONDS = 60.0
+"""How long replicas that are all there may fail to meet."""
 PATIENCE = 1800.0
 """Seconds that a collective waits for the other replicas where tasks have no timeout.
 
@@ -53,29 +58,32 @@ class Replica:
         listening = socket.create_server((address, 0))
         port: int = listening.getsockname()[1]
         self._store = dist.TCPStore(
-            address, port, is_master=True, wait_for_workers=False, timeout=self._patience(), master_listen_fd=listening.detach()
+            address, port, is_master=True, wait_for_workers=False, timeout=MEETING, master_listen_fd=listening.detach()
         )  # fmt: skip
         return port
 
     def join(self, address: str, port: int, own: str, rank: int, size: int) -> int:
         """Joins the replicas that meet at this address, from an `own` one; gives the version of this replica's weights."""
         self._leave()
+        try:
+            self._meet(address, port, own, rank, size)
+        except RuntimeError as error:
+            raise PeerLost("a replica", f"the replicas could not meet at {address}: {error}") from error
+        return self.steps
+
+    def _meet(self, address: str, port: int, own: str, rank: int, size: int) -> None:
         if rank != 0:
-            self._store = dist.TCPStore(address, port, is_master=False, timeout=self._patience())
+            self._store = dist.TCPStore(address, port, is_master=False, timeout=MEETING)
         self._size = size
         if self.worker.compute.device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options()
-            options._timeout = self._patience()
+            options._timeout = MEETING
             self._peers = dist.ProcessGroupNCCL(self._store, rank, size, options)
         else:
             listening = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-            listening._timeout = self._patience()
+            listening._timeout = MEETING
             listening._devices = [dist.ProcessGroupGloo.create_device(hostname=own)]
             self._peers = dist.ProcessGroupGloo(self._store, rank, size, listening)
-        return self.steps
-
-    def _patience(self) -> datetime.timedelta:
-        return datetime.timedelta(seconds=PATIENCE if self.timeout is None else self.timeout / 2)
 
     def _leave(self) -> None:
         if self._peers is not None:
@@ -90,7 +98,9 @@ class Replica:
         """
         flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
         try:
-            self._peers.allreduce([flat]).wait()
+            options = dist.AllreduceOptions()
+            options.timeout = datetime.timedelta(seconds=PATIENCE if self.timeout is None else self.timeout / 2)
+            self._peers.allreduce([flat], options).wait()
         except RuntimeError as error:
             raise PeerLost("a replica", f"the replicas could not agree: {error}") from error
         parts = flat.split([tensor.numel() for tensor in tensors])
@@ -208,22 +218,52 @@ class Replica:
 class ReplicaGroup(Group):
     """Gradient workers that hold replicas, all at the same step; `address(worker)`: where others reach this worker's machine."""
 
-    def __init__(self, *arguments: Any, address: Callable[[Any], str], **options: Any) -> None:
+    def __init__(self, *arguments: Any, address: Callable[[Any], Future[str]], **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.address = address
         self.form()
 
     def form(self) -> None:
-        """Forms the process group of the workers that there are; those that are behind take over the newest replica's state."""
-        address = self.address(self.workers[0])
-        port = self.workers[0].submit("host", address).result()
-        size = len(self.workers)
-        joining = [worker.submit("join", address, port, self.address(worker), rank, size) for rank, worker in enumerate(self.workers)]
-        steps = [future.result() for future in joining]
-        if min(steps) < max(steps):
-            newest = self.workers[steps.index(max(steps))].submit("learned").result()
-            for future in [w.submit("adopt", newest) for w, n in zip(self.workers, steps, strict=True) if n < max(steps)]:
-                future.result()
+        """Forms the process group of the workers that there are; those that are behind take over the newest replica's state.
+
+        Raises:
+            WorkerError: a worker was lost meanwhile, and no replacement is left; or they could not reach each other for long.
+        """
+        deadline = time.monotonic() + FORMING_SECONDS
+        while failures := self._formed():
+            lost = {worker: error for worker, error in failures.items() if isinstance(error, WorkerLost)}
+            for worker, error in lost.items():
+                self._replace(worker, error)
+            if not lost and time.monotonic() > deadline:
+                raise next(iter(failures.values()))
+            time.sleep(0.0 if lost else 0.5)  # one of them may be gone without anyone knowing yet
+
+    def _formed(self) -> dict[int, WorkerError]:
+        """One attempt; what failed, by worker."""
+        failures: dict[int, WorkerError] = {}
+
+        def each(function: Callable[[int], Future[Any]], workers: Iterable[int]) -> dict[int, Any]:
+            results: dict[int, Any] = {}
+            for worker, future in [(worker, function(worker)) for worker in workers]:
+                try:
+                    results[worker] = future.result()
+                except (WorkerLost, PeerLost) as error:
+                    failures[worker] = error
+            return results
+
+        everyone = range(len(self.workers))
+        addresses = each(lambda worker: self.address(self.workers[worker]), everyone)
+        ports = {} if failures else each(lambda worker: self.workers[worker].submit("host", addresses[0]), [0])
+        if failures:
+            return failures
+        steps = each(lambda w: self.workers[w].submit("join", addresses[0], ports[0], addresses[w], w, len(self.workers)), everyone)
+        if failures or min(steps.values()) == max(steps.values()):
+            return failures
+        newest = max(steps, key=steps.__getitem__)
+        learned = each(lambda worker: self.workers[worker].submit("learned"), [newest])
+        behind = [] if failures else [worker for worker in everyone if steps[worker] < steps[newest]]
+        each(lambda worker: self.workers[worker].submit("adopt", learned[newest]), behind)
+        return failures
 
     def _answer(self, future: Future[Any], worker: int, method: str, *arguments: Any) -> Any:
         while True:

@@ -6,6 +6,7 @@ so that two schemes differ in what their settings say and in nothing else.
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, Literal, Self
 
@@ -132,13 +133,13 @@ class Scheme:
             kind, options = ReplicaGroup, {"address": self._address}
         return start_group(site, gradient, "gradient", makers, kind=kind, options=options)
 
-    def _address(self, worker: Any) -> str:
+    def _address(self, worker: Any) -> Future[str]:
         """Where other workers reach this one's machine."""
-        if self._local():
-            return "127.0.0.1"
-        from modrl.scheme.places.ray import address_of
-
-        return address_of(worker)
+        if not self._local():
+            return worker.address()
+        here: Future[str] = Future()
+        here.set_result("127.0.0.1")
+        return here
 
     def _local(self) -> bool:
         return self.cluster is None or self.cluster.local

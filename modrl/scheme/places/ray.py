@@ -159,7 +159,9 @@ def _process_class(name: str) -> Any:
             return self.failure or self.remote.start(payload)
 
         def call(self, method: str, *arguments: Any) -> Any:
-            return self.failure or self.remote.call(method, *arguments)
+            if self.failure:
+                raise RuntimeError(self.failure)
+            return self.remote.call(method, *arguments)
 
         def address(self) -> str:
             import ray
@@ -303,8 +305,14 @@ class RayWorker:
 
     def submit(self, method: str, *arguments: Any) -> Future[Any]:
         """Queues a task; its numpy results are read-only."""
+        return self._future(self.actor.call.remote(method, *arguments))
+
+    def address(self) -> Future[str]:
+        """Where other machines reach the worker's."""
+        return self._future(self.actor.address.remote())
+
+    def _future(self, reference: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        reference = self.actor.call.remote(method, *arguments)
         reference.future().add_done_callback(lambda done: self._pass_on(done, future))
         return future
 
@@ -316,8 +324,6 @@ class RayWorker:
             result = WorkerError(self.name, str(error))
         else:
             result = WorkerLost(self.name, _died(error))
-        if isinstance(result, str):
-            result = WorkerError(self.name, result)
         if isinstance(result, Packed):
             self.counts["transport/bytes_sent"] += len(result.data)
             self.counts["transport/bytes_saved"] += result.size - len(result.data)
@@ -437,9 +443,3 @@ def _board_of(actor: Any) -> RayBoard:
     board.actor = actor
     board._forget((-1, 0))
     return board
-
-
-def address_of(worker: RayWorker) -> str:
-    """Where other machines reach the worker's."""
-    address: str = ray.get(worker.actor.address.remote())
-    return address
