@@ -104,6 +104,9 @@ class Experiment(Settings):
             )
         pull, fresh = self.columns_per_pull, self.fresh_columns
         if not fresh:
+            pacing = self.scheme.pacing
+            if pacing is not None and pacing.at_most is not None and pacing.at_most * self.steps < 1:
+                raise problem(f"allows no update within {self.steps:,} env steps; raise it above {1 / self.steps:.1g}", "scheme.pacing.at_most")
             return self
         if self.scheme.collection.gather == 0:
             raise problem(
@@ -271,7 +274,7 @@ class Experiment(Settings):
         losses = algorithm.num_losses
         parts = dataclasses.replace(
             parts, steps_per_round=self.steps_per_round(losses), max_staleness=self.scheme.collection.max_staleness,
-            pacing=self._pacing(), env_restarts=self.scheme.faults.env_restarts, per_worker=self._per_worker(parts),
+            steps=self.steps, pacing=self._pacing(), env_restarts=self.scheme.faults.env_restarts, per_worker=self._per_worker(parts),
         )  # fmt: skip
         return Plan(self.steps, parts, self.optimizer, self.scheme, self.evaluation, self.checkpoint, self.logging, action_repeat, losses)
 

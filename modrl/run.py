@@ -235,6 +235,8 @@ class Run:
 
     def _fail(self, error: BaseException) -> None:
         """Keeps what can be kept: the disk itself may be what failed."""
+        with contextlib.suppress(OSError):
+            self._heed(self.group.events())
         try:
             self._save(None)
         except OSError as another:

@@ -90,17 +90,15 @@ class ServedGroup(Group):
         for worker in range(index, len(self.workers), len(self.servers)):
             self.workers[worker].submit("serve", self.client(self.servers[index]))
 
-    def _attend(self) -> None:
-        stranded = [t for t in self._tasks if t.future.done() and isinstance(t.future.exception(), PeerLost)]
-        if stranded:
-            self._tasks = [task for task in self._tasks if task not in stranded]
-            for index in {task.worker % len(self.servers) for task in stranded}:
-                self._load(index)
-            for task in stranded:
-                self._note("stranded", self.workers[task.worker].name, "its inference server was lost", dropped=1)
-                if self._job is not None:
-                    self._start(task.worker)
-        super()._attend()
+    def _failed(self, task: Any, error: BaseException) -> None:
+        if not isinstance(error, PeerLost):
+            super()._failed(task, error)
+            return
+        self._tasks.remove(task)
+        self._load(task.worker % len(self.servers))
+        self._note("stranded", self.workers[task.worker].name, "its inference server was lost", dropped=1)
+        if self._job is not None:
+            self._start(task.worker)
 
     def _recruited(self, worker: int) -> None:
         self.workers[worker].submit("serve", self.client(self.servers[worker % len(self.servers)]))

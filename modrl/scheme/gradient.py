@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -18,6 +19,9 @@ from modrl.scheme.collectors import Collectors
 from modrl.scheme.compute import Compute, load
 from modrl.seeding import restore
 
+MANY_STALE = 1000
+"""Rollouts in a row that are too old: then none will ever be new enough."""
+
 
 @dataclass
 class Pace:
@@ -25,6 +29,7 @@ class Pace:
 
     at_least: float | None
     at_most: float | None
+    limit: float = math.inf  # env steps at which the run ends, and nothing is waited for any more
     updates: float = 0.0  # optimiser steps begun
     env_steps: int = 0
 
@@ -35,7 +40,9 @@ class Pace:
 
     def ahead(self, more: int) -> bool:
         """Whether `more` updates would be too many: the learner waits for steps."""
-        return self.at_most is not None and not self.behind and self.updates + more > self.at_most * self.env_steps
+        if self.at_most is None or self.behind or self.env_steps >= self.limit:
+            return False
+        return self.updates + more > self.at_most * self.env_steps
 
 
 class GradientWorker:
@@ -63,6 +70,7 @@ class GradientWorker:
         self.compute = compute
         self.max_staleness = max_staleness
         self.pace = pace or Pace(None, None)
+        self._stale_in_a_row = 0
         self._short = True  # the storage had no batch when last asked
         algorithm.actor.to(compute.device)
         for module in algorithm.modules().values():
@@ -130,7 +138,7 @@ class GradientWorker:
         while True:
             if self._short or not self.pace.behind:
                 self._pull(weights, wait=self._short or self.pace.ahead(self.algorithm.num_losses))
-            if self._short or not self.pace.ahead(self.algorithm.num_losses):
+            if not self.pace.ahead(self.algorithm.num_losses):
                 batch = self.storage.batch()
                 self._short = batch is None
                 if batch is not None:
@@ -144,7 +152,14 @@ class GradientWorker:
             lag = (weights.version - rollout.version) // self.steps_per_round
             if self.max_staleness is not None and lag > self.max_staleness:
                 self._news.counts["faults/stale_rollouts"] += 1
+                self._stale_in_a_row += 1
+                if self._stale_in_a_row == MANY_STALE:
+                    raise RuntimeError(
+                        f"the last {MANY_STALE} rollouts all lagged by more than max_staleness: {self.max_staleness} rounds, the newest by {lag}: "
+                        "raise it, or let the learner wait for collectors (gather, pacing)"
+                    )
                 continue
+            self._stale_in_a_row = 0
             self.storage.insert(rollout)
             if not self.storage.fresh:  # nothing tells later when a step is learned from for the first time
                 steps = rollout.reward.size if rollout.valid is None else int(rollout.valid.sum())

@@ -204,14 +204,18 @@ class Group:
         """
         for task in list(self._tasks):
             if task in self._tasks and task.future.done() and (error := task.future.exception()) is not None:
-                if not isinstance(error, WorkerLost):
-                    raise error
-                self._replace(task.worker, error)
+                self._failed(task, error)
         for worker, deadline in self._deadlines().items():
             if time.monotonic() > deadline:
                 assert self.recovery is not None
                 self._note("timeout", self.workers[worker].name, f"no result within {self.recovery.timeout:g} s")
                 self._replace(worker, WorkerLost(self.workers[worker].name, f"gave no result within {self.recovery.timeout:g} s (faults.timeout)"))
+
+    def _failed(self, task: _Task, error: BaseException) -> None:
+        """A task ended in an error, which is raised unless its worker can be replaced."""
+        if not isinstance(error, WorkerLost):
+            raise error
+        self._replace(task.worker, error)
 
     def _deadlines(self) -> dict[int, float]:
         """When each busy worker's running task is overdue, by worker."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -100,6 +101,7 @@ class Parts:
     max_staleness: int | None = None  # rounds; older rollouts are dropped
     pacing: tuple[float | None, float | None] = (None, None)  # updates per env step of one gradient worker
     env_restarts: int = 0  # of each collector's environments
+    steps: float = math.inf  # of the run, over all gradient workers
     per_worker: tuple[tuple[Envs.Config, Actor.Config], ...] = ()  # settings of collector i modulo their number; (): all alike
 
     def compute(self) -> Compute:
@@ -147,9 +149,10 @@ class Parts:
         """Gradient worker `number`."""
         chance = generator(self.seed, Role.REPLAY, number, attempts=attempts)
         storage = self.storage.build(batch=self.storage.batch // self.gradient_workers, generator=chance)
+        pace = Pace(*self.pacing, limit=self.steps / self.gradient_workers)
         return GradientWorker(
             algorithm=self.make_algorithm(number, attempts), storage=storage, collection=start_collection(attempts),
-            steps_per_round=self.steps_per_round, compute=self.compute(), max_staleness=self.max_staleness, pace=Pace(*self.pacing),
+            steps_per_round=self.steps_per_round, compute=self.compute(), max_staleness=self.max_staleness, pace=pace,
         )  # fmt: skip
 
     def replica(self, worker: GradientWorker, optimizer: Optimizer.Config, every: int | None, timeout: float | None) -> Replica:

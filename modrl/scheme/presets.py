@@ -35,9 +35,11 @@ def expand(document: Document, folder: Path = Path()) -> Document:
         name = document.data.get("preset")
     if name is None:
         return document
+    if not isinstance(name, str):
+        raise ValueError(f"expected a scheme's name, got {name!r}")
     if name not in presets():
-        meant = nearest(str(name), presets())
+        meant = nearest(name, presets())
         known = f"did you mean {meant!r}?" if meant else f"known are {', '.join(presets())}, or a file of your own, NAME.yaml"
         raise ValueError(f"no scheme is called {name!r}; {known}")
-    preset = presets()[str(name)]
+    preset = presets()[name]
     return merge(Document({"preset": name, **preset.data}, preset.origins), document)

@@ -275,20 +275,25 @@ class ReplicaGroup(Group):
                 future = self.workers[worker].submit(method, *arguments)
 
     def _attend(self) -> None:
-        broken = {t.worker: e for t in self._tasks if t.future.done() and isinstance(e := t.future.exception(), (PeerLost, WorkerLost))}
-        if not broken:
+        broken = [e for t in self._tasks if t.future.done() and isinstance(e := t.future.exception(), (PeerLost, WorkerLost))]
+        if not broken and not any(time.monotonic() > deadline for deadline in self._deadlines().values()):
             super()._attend()
             return
         job, self._job = self._job, None
         while running := [task.future for task in self._tasks if not task.future.done()]:  # they fail too, or have made their step
             if not wait(running, self._patience(), FIRST_COMPLETED).done:
                 break  # and one hangs
-        self._tasks = [t for t in self._tasks if not (t.future.done() and isinstance(t.future.exception(), PeerLost))]
+        self._forget_the_bereft()
         before = self.restarts
         super()._attend()
         if self.restarts == before:
-            raise next(iter(broken.values()))
+            raise broken[0]
         self.form()
+        self._forget_the_bereft()  # those that waited for the one that hung
         self._job = job
         if job is not None:
             self._start_idle()
+
+    def _forget_the_bereft(self) -> None:
+        """Tasks that failed for want of a peer: they go on when the group is whole."""
+        self._tasks = [t for t in self._tasks if not (t.future.done() and isinstance(t.future.exception(), PeerLost))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -31,7 +31,7 @@ class Resources(Settings):
     cpus: float | None = Field(None, ge=0)
     """None: 1 on a cluster; 0 on a machine of one's own, whose cores are shared out by the operating system."""
     gpus: float = Field(0.0, ge=0)
-    custom: dict[str, float] = {}
+    custom: dict[str, Annotated[float, Field(ge=0)]] = {}
 
 
 class Preemption(Settings):
@@ -164,9 +164,10 @@ class Collection(Workers):
             raise problem("a server has nothing to batch with place: here, where collectors work one after the other; use thread or ray", "inference")
         if self.preemption is not None and (self.gather != "all" or self.ahead):
             raise problem("needs collectors that are all at the same round: gather: all and ahead: 0", "preemption")
-        least = self.ahead if self.gather == "all" else 0
+        least = (self.ahead if self.gather == "all" else 0) + self.broadcast_interval - 1
         if self.max_staleness is not None and self.max_staleness < least:
-            raise problem(f"would drop every rollout: with ahead: {self.ahead} each lags {self.ahead}; raise it", "max_staleness")
+            what = f"ahead: {self.ahead} and broadcast_interval: {self.broadcast_interval}"
+            raise problem(f"would drop what is no older than it has to be: with {what} rollouts lag by {least}; raise it", "max_staleness")
         if self.max_staleness is not None and self.lag_bound is not None and self.max_staleness >= self.lag_bound:
             raise problem(f"has no effect: no rollout lags by more than {self.lag_bound}", "max_staleness")
         return self

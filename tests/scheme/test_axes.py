@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from modrl.config import BadInput, ConfigError
+from modrl.scheme.places.base import WorkerError
 from modrl.scheme.places.ray import RayBoard, pack, unpack
 from modrl.scheme.race import LocalBoard, Race
 from tests.runs import assert_equal_weights, small, table, trained, weights_of
@@ -100,8 +101,11 @@ def test_only_samples_that_exist_are_counted_and_learned_from(tmp_path):
         ({"collection": {"preemption": {}}}, "needs collectors that run at the same time"),
         ({"preset": "a3c", "collection": {"preemption": {}}}, "needs collectors that run at the same time"),
         ({"collection": {"inference": "server"}}, "a server has nothing to batch with place: here"),
-        ({"preset": "overlapped", "collection": {"max_staleness": 1}}, "would drop every rollout"),
+        ({"preset": "overlapped", "collection": {"max_staleness": 1}}, "would drop what is no older than it has to be"),
         ({"preset": "impala", "collection": {"max_staleness": 4}}, "has no effect: no rollout lags by more than 4"),
+        ({"collection": {"broadcast_interval": 5, "max_staleness": 3}}, "broadcast_interval: 5 rollouts lag by 4; raise it"),
+        ({"collection": {"place": "ray", "resources": {"custom": {"tpu": -1}}}}, "scheme.collection.resources.custom"),
+        ({"preset": ["impala"]}, r"expected a scheme's name, got \['impala'\]"),
         ({"update": "all_reduce"}, "need gradient workers that run at the same time"),
         ({"preset": "a3c", "update": {"average": 2}}, "need gradient workers that run at the same time and are all awaited"),
         ({"update": {"average": 0}}, "scheme.update.average"),
@@ -255,6 +259,7 @@ def test_a_paced_run_goes_on_with_its_pace(tmp_path):
         ({"scheme": {"collection": AHEAD}}, "takes what is ready: it needs a storage whose batches need no new steps"),
         ({"scheme": {"pacing": {"at_most": 1}}}, "has no effect: the storage sets how often each step is learned from"),
         ({"storage": REPLAY, "scheme": {"pacing": {"at_most": 1, "at_least": 2}}}, "must not be above at_most"),
+        ({"storage": REPLAY, "scheme": {"pacing": {"at_most": 1e-4}}}, "allows no update within 800 env steps"),
         ({"storage": REPLAY, "scheme": {"collection": {**AHEAD, "ahead": 0}}}, "gather: needs ahead: 1 or more"),
         ({"storage": REPLAY, "scheme": {"collection": {**AHEAD, "max_lag": 3}}}, "max_lag: has no effect with gather: 0"),
         ({"storage": {**REPLAY, "fraction": 0.5, "start": 8}}, "start: takes effect with fraction: 1 alone"),
@@ -264,3 +269,19 @@ def test_a_paced_run_goes_on_with_its_pace(tmp_path):
 def test_a_pace_that_cannot_be_kept_is_refused(changes, text):
     with pytest.raises(ConfigError, match=text):
         small(**changes)
+
+
+def test_a_bound_on_updates_holds_from_the_first_and_a_run_ends_while_it_waits(tmp_path):
+    """One update in 1000 steps at most: the first comes when 1000 are there, and 1600 make no second one."""
+    trained(small(storage=REPLAY, scheme={"pacing": {"at_most": 1 / 1000}}, steps=1600), tmp_path / "run")
+    rows = table(tmp_path / "run")
+    assert (rows[0]["env_steps"], rows[0]["updates"]) == (1000, 1)
+    assert 1600 <= rows[-1]["env_steps"] <= 1640
+
+
+def test_rollouts_that_are_never_new_enough_end_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("modrl.scheme.gradient.MANY_STALE", 20)
+    slow = {"name": "gym", "id": "tests.scheme.tiny:Slow", "count": 2, "kwargs": {"seconds": 0.005}}
+    scheme = {"collection": {**AHEAD, "workers": 1, "max_staleness": 0}}
+    with pytest.raises(WorkerError, match="the last 20 rollouts all lagged by more than max_staleness: 0 rounds"):
+        small(envs=slow, storage={**REPLAY, "batch": 4}, scheme=scheme, steps=10**6).run(tmp_path / "run")

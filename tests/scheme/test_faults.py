@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -210,6 +211,20 @@ def test_replicas_agree_after_one_was_replaced(cluster, tmp_path):
     assert_equal_weights(one, other)
 
 
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def worker_of_ours(title):
+    """The process of a worker, of the cluster that this process started."""
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            ours = entry.name.isdigit() and (entry / "cmdline").read_bytes().startswith(f"ray::{title}".encode())
+            if ours and parent_of(parent_of(entry.name)) == os.getpid():
+                return int(entry.name)
+    raise AssertionError(f"no {title}")
+
+
 @pytest.mark.parametrize(
     "gather", [pytest.param({}, id="sync", marks=pytest.mark.slow), pytest.param({"gather": 1, "ahead": 1, "max_lag": 4}, id="async")]
 )
@@ -219,11 +234,7 @@ def test_a_killed_inference_server_is_replaced_and_its_collectors_start_anew(gat
     killed = None
     for row in experiment.stream(tmp_path / "run"):
         if killed is None and row["env_steps"] > 2000:
-            (killed,) = [
-                int(entry.name)
-                for entry in Path("/proc").iterdir()
-                if entry.name.isdigit() and (entry / "cmdline").exists() and (entry / "cmdline").read_bytes().startswith(b"ray::inference_server_0")
-            ]
+            killed = worker_of_ours("inference_server_0")
             os.kill(killed, signal.SIGKILL)
     info = json.loads((tmp_path / "run" / "run.json").read_text())
     assert info["status"] == "finished"
@@ -232,3 +243,17 @@ def test_a_killed_inference_server_is_replaced_and_its_collectors_start_anew(gat
     last = table(tmp_path / "run")[-1]
     assert last["env_steps"] == last["updates"] * 40
     assert (last.get("faults/dropped_rollouts") or 0) == sum(event["dropped"] for event in info["faults"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["dd_ppo", "local_sgd"])
+def test_a_stopped_replica_is_found_by_its_timeout_and_the_others_go_on(preset, cluster, tmp_path):
+    experiment = small(scheme={"preset": preset, "faults": {"worker_restarts": 2, "timeout": 4}}, steps=12_000)
+    stopped = None
+    for row in experiment.stream(tmp_path / "run"):
+        if stopped is None and row["env_steps"] > 2000:
+            stopped = worker_of_ours("gradient_worker_1")
+            os.kill(stopped, signal.SIGSTOP)
+    info = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert info["status"] == "finished"
+    assert [event["kind"] for event in info["faults"]] == ["timeout", "restart"]
