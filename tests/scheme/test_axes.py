@@ -159,7 +159,11 @@ def test_compressed_results_are_the_same_and_their_arrays_can_be_written_to():
 
 
 @pytest.mark.parametrize(
-    "scheme", [{"collection": {"workers": 2, "place": "ray"}}, {"gradient": {"workers": 2, "place": "ray"}}], ids=["rollouts", "gradients"]
+    "scheme",
+    [
+        pytest.param({"collection": {"workers": 2, "place": "ray"}}, id="rollouts"),
+        pytest.param({"gradient": {"workers": 2, "place": "ray"}}, id="gradients", marks=pytest.mark.slow),
+    ],
 )
 def test_compression_changes_nothing_but_what_is_sent(scheme, cluster, tmp_path):
     plain = trained(small(scheme=scheme), tmp_path / "plain")

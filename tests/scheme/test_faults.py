@@ -162,7 +162,7 @@ FAULTS = {"worker_restarts": 1}
         ({"preset": "impala", "faults": FAULTS}, "collector"),
         pytest.param({"collection": {"place": "ray", "workers": 2}, "faults": FAULTS}, "collector", marks=pytest.mark.slow),
         pytest.param({"preset": "dppo", "faults": FAULTS}, "gradient worker", marks=pytest.mark.slow),
-        ({"preset": "a3c", "faults": FAULTS}, "gradient worker"),
+        pytest.param({"preset": "a3c", "faults": FAULTS}, "gradient worker", marks=pytest.mark.slow),
         ({"preset": "dd_ppo", "faults": FAULTS}, "gradient worker"),
         pytest.param({"preset": "local_sgd", "faults": FAULTS}, "gradient worker", marks=pytest.mark.slow),
         pytest.param({"preset": "seed", "collection": {"place": "ray"}, "faults": FAULTS}, "collector", marks=pytest.mark.slow),
@@ -184,6 +184,7 @@ def test_a_hung_environment_in_a_thread_is_found_by_its_timeout(tmp_path):
     assert rows[-1]["faults/timeouts"] == 1
 
 
+@pytest.mark.slow
 def test_a_hung_environment_on_ray_is_found_by_its_timeout(cluster, tmp_path):
     scheme = {"preset": "impala", "faults": {"worker_restarts": 1, "timeout": 3.0}}
     _, rows, _ = run(tmp_path, scheme, how="hang")

@@ -51,7 +51,7 @@ def scheme(request):
     return SCHEMES[request.param]
 
 
-@pytest.mark.parametrize("scheme", each("local", "a3c in threads"), indirect=True)
+@pytest.mark.parametrize("scheme", each("local"), indirect=True)
 def test_the_better_arm_of_a_bandit_is_found_in_200_updates_of_80_steps(scheme, tmp_path):
     experiment = small(
         envs={"name": "gym", "id": "modrl/Bandit-v0", "count": 4}, scheme=scheme, steps=200 * 80,

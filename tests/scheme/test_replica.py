@@ -62,7 +62,7 @@ def test_an_evaluation_is_of_what_the_replicas_have_learned(tmp_path):
     assert len(set(returns[0])) > 1
 
 
-@pytest.mark.parametrize("update", ["all_reduce", {"average": 3}], ids=["all_reduce", "average"])
+@pytest.mark.parametrize("update", [pytest.param("all_reduce", id="all_reduce"), pytest.param({"average": 3}, id="average", marks=pytest.mark.slow)])
 def test_replicas_on_ray_are_those_in_threads(update, cluster, tmp_path):
     runs = [trained(small(scheme={"gradient": {"place": place, "workers": 2}, "update": update}), tmp_path / place) for place in ("thread", "ray")]
     assert_equal_weights(*map(weights_of, runs))
