@@ -19,8 +19,6 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from modrl.scheme.settings import Collection, Workers
-
-if TYPE_CHECKING:
     from modrl.verify import Outcome
 
 app = typer.Typer(

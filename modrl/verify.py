@@ -242,10 +242,6 @@ class Checks:
         self.traces: dict[str, Trace] = {}
         self.widths: dict[str, int] = {}  # columns of a rollout, by trace
 
-    def plan(self, scheme: Any, **changes: Any) -> Plan:
-        """The agent under another scheme."""
-        return self._experiment(scheme, **changes).plan()
-
     def _experiment(self, scheme: Any, **changes: Any) -> Experiment:
         data = {**self.base.to_dict(), **changes, "scheme": scheme}
         if "ray" not in self.places:
@@ -408,9 +404,8 @@ def _recorded(experiment: Experiment, file: Path) -> Experiment:
         memory = [collector.actor.initial_memory(base.envs.count)]
 
         def actions(now: Any) -> Any:
-            obs, first = (tree_map(lambda x: torch.from_numpy(x).to(collector.compute.device), part) for part in (now.obs, now.first))
-            step = collector.actor.act(obs, first, memory[0], collector.generator)
-            memory[0] = step.memory._replace(last_reward=torch.from_numpy(now.reward).to(collector.compute.device))
+            step = collector._act(now, memory[0])
+            memory[0] = step.memory._replace(last_reward=collector._tensors(now.reward))
             return collector.actor.to_env(step.action)
 
         rollouts = UPDATES * -(-base.storage.batch // base.envs.count) * 4 + 8

@@ -313,12 +313,16 @@ class Group:
         """One worker's result of another method."""
         return self._answer(self.workers[worker].submit(method, *arguments), worker, method, *arguments)
 
+    def _make_up(self, worker: int, error: WorkerLost) -> None:
+        """A worker that was lost between pulls is replaced, ready to be asked."""
+        self._replace(worker, error)
+
     def _answer(self, future: Future[Any], worker: int, method: str, *arguments: Any) -> Any:
         while True:
             try:
                 return future.result()
             except WorkerLost as error:
-                self._replace(worker, error)
+                self._make_up(worker, error)
                 future = self.workers[worker].submit(method, *arguments)
 
     def state(self) -> dict[str, Any]:

@@ -130,8 +130,7 @@ class Replica:
         return self._step(weights)
 
     def _own(self, weights: Weights) -> Weights:
-        state = self.optimizers.state()
-        return weights._replace(acting=state["acting"], learning=state["learning"])
+        return weights._replace(**self.optimizers.networks())
 
     def _taken(self, weights: Weights) -> Gradient:
         gradient, self._pending = self._pending or self.worker.nothing(weights), None
@@ -265,14 +264,9 @@ class ReplicaGroup(Group):
         each(lambda worker: self.workers[worker].submit("adopt", learned[newest]), behind)
         return failures
 
-    def _answer(self, future: Future[Any], worker: int, method: str, *arguments: Any) -> Any:
-        while True:
-            try:
-                return future.result()
-            except WorkerLost as error:
-                self._replace(worker, error)
-                self.form()
-                future = self.workers[worker].submit(method, *arguments)
+    def _make_up(self, worker: int, error: WorkerLost) -> None:
+        super()._make_up(worker, error)
+        self.form()
 
     def _attend(self) -> None:
         broken = [e for t in self._tasks if t.future.done() and isinstance(e := t.future.exception(), (PeerLost, WorkerLost))]

@@ -39,10 +39,14 @@ class Optimizers:
             said |= self.by_name[name].step(gradients, progress)
         return said
 
+    def networks(self) -> dict[str, Any]:
+        """The networks' states, copied: what acts, and what learns."""
+        return {"acting": snapshot([("actor", self.algorithm.actor)])["actor"], "learning": snapshot(self.algorithm.modules().items())}
+
     def state(self) -> dict[str, Any]:
         """Networks and optimisers, as plain data to continue from."""
         return {
-            "acting": snapshot([("actor", self.algorithm.actor)])["actor"], "learning": snapshot(self.algorithm.modules().items()),
+            **self.networks(),
             "optimizer": dump(self.rule)["name"], "optimizers": {name: optimizer.state() for name, optimizer in self.by_name.items()},
         }  # fmt: skip
 
@@ -85,8 +89,7 @@ class Updater:
 
     def learned(self) -> Weights:
         """A snapshot of the weights that this process holds."""
-        acting = snapshot([("actor", self.algorithm.actor)])["actor"]
-        return Weights(self.version, self.progress, acting, snapshot(self.algorithm.modules().items()))
+        return Weights(self.version, self.progress, **self.optimizers.networks())
 
     def apply(self, gradients: Sequence[Gradient]) -> Weights:
         """The weights after one optimiser step on the sum of these gradients.
