@@ -150,7 +150,10 @@ def schemes(name: Annotated[str | None, typer.Argument(help="one scheme, or a fi
 
     if name is not None:
         try:
-            config = validate(Scheme.Config, expand(Document({"preset": name}, {})), name)
+            document = expand(Document({"preset": name}, {}))
+            if {"envs", "scheme"} & document.data.keys():
+                raise BadInput(f"{name} is an experiment, not a scheme; `modrl explain {name}` says what its scheme is and implies")
+            config = validate(Scheme.Config, document, name)
         except BadInput:
             raise
         except ValueError as error:

@@ -31,6 +31,7 @@ from modrl.config import (
     Origin,
     Problem,
     Settings,
+    dotted,
     dump,
     is_builtin,
     merge,
@@ -38,6 +39,7 @@ from modrl.config import (
     problem,
     raised,
     read_file,
+    shown,
     to_yaml,
     validate,
 )
@@ -46,10 +48,10 @@ from modrl.envs.member import EnvError
 from modrl.metrics import Row
 from modrl.run import Plan, Run
 from modrl.rundir import RunDir, RunDirError, default_path, now
-from modrl.scheme.parts import Machine, Parts
+from modrl.scheme.parts import Machine, Parts, torch_device
 from modrl.scheme.presets import expand
 from modrl.scheme.scheme import Scheme
-from modrl.scheme.settings import Pacing
+from modrl.scheme.settings import Pacing, PerWorker
 from modrl.settings import Checkpointing, Evaluation, Logging
 from modrl.stream import Stream, warn_of_lost_changes
 from modrl.tree import tree_map
@@ -85,6 +87,8 @@ class Experiment(Settings):
     @field_validator("scheme", mode="before")
     @classmethod
     def _preset(cls, value: Any) -> Any:
+        if not isinstance(value, (str, Mapping, Scheme.Config)):
+            raise problem(f"expected a preset's name or a block of settings, got {shown(value)}")
         return {"preset": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
@@ -122,6 +126,28 @@ class Experiment(Settings):
                 "storage.batch",
             )
         return self
+
+    @model_validator(mode="after")
+    def _each_collector_valid(self) -> Self:
+        """What is laid over the experiment's blocks for single collectors has to fit there."""
+        entries = self.scheme.collection.per_worker
+        where = "scheme.collection.per_worker"
+        if entries and self.collectors % len(entries):
+            raise problem(f"{len(entries)} entries cannot be dealt out equally over {self.collectors} collectors", where)
+        for index, entry in enumerate(entries):
+            if taken := {"count", "name"} & entry.envs.keys() | {"name"} & entry.actor.keys():
+                raise problem(f"{', '.join(sorted(taken))} cannot differ between collectors", f"{where}.{index}")
+            try:
+                self._changed_by(entry)
+            except ConfigError as error:
+                first = error.problems[0]
+                raise problem(first.text, f"{where}.{index}.{dotted(first.path)}") from None
+        return self
+
+    def _changed_by(self, entry: PerWorker) -> Experiment:
+        """The experiment as one collector has it, alone."""
+        alone = Document({**self.to_dict(), "scheme": "local"}, {})
+        return validate(type(self), merge(alone, Document({"envs": entry.envs, "actor": entry.actor}, {})), "the experiment")
 
     @property
     def collectors(self) -> int:
@@ -254,6 +280,9 @@ class Experiment(Settings):
 
     def _plan(self) -> Plan:
         device = self.machine.torch_device()
+        inference, elsewhere = self.scheme.collection.inference, self.scheme.collection.place == "ray" and self.machine.ray.address != "local"
+        if inference != "collector" and inference.device is not None and not elsewhere:
+            torch_device(inference.device, "scheme.collection.inference.device")
         if self.machine.precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
             raise BadInput("machine.precision: this GPU has no bf16; use fp32")
         observation_space, action_space, action_repeat, first = _probe(self.envs)
@@ -265,7 +294,7 @@ class Experiment(Settings):
         )  # fmt: skip
         algorithm: Algorithm = parts.make_algorithm()
         _try(algorithm.actor, first)
-        if self.scheme.collection.inference != "collector" and type(algorithm.actor).infer is Actor.infer:
+        if inference != "collector" and type(algorithm.actor).infer is Actor.infer:
             raise BadInput(
                 f"scheme.collection.inference: a server cannot ask {type(algorithm.actor).__name__}, which acts in one piece; "
                 "give it infer() and choose(), the two halves of act(), or set inference: collector"
@@ -288,19 +317,12 @@ class Experiment(Settings):
         """The settings of each collector's environments and actor, where they differ.
 
         Raises:
-            BadInput: they are not valid, or of other spaces or networks than the experiment's.
+            BadInput: they are of other spaces or networks than the experiment's.
         """
-        entries = self.scheme.collection.per_worker
-        if not entries:
-            return ()
-        if len(entries) > self.collectors or self.collectors % len(entries):
-            raise BadInput(f"scheme.collection.per_worker: {len(entries)} entries cannot be dealt out equally over {self.collectors} collectors")
         result = []
-        for index, entry in enumerate(entries):
-            where = f"scheme.collection.per_worker[{index}]"
-            if taken := {"count", "name"} & entry.envs.keys() | {"name"} & entry.actor.keys():
-                raise BadInput(f"{where}: {', '.join(sorted(taken))} cannot differ between collectors")
-            changed = self.replace(envs=entry.envs, actor=entry.actor, scheme="local")
+        for index, entry in enumerate(self.scheme.collection.per_worker):
+            where = f"scheme.collection.per_worker.{index}"
+            changed = self._changed_by(entry)
             spaces = _probe(changed.envs)
             if (spaces.observation_space, spaces.action_space) != (parts.observation_space, parts.action_space):
                 raise BadInput(

@@ -51,6 +51,9 @@ def implications(experiment: Experiment) -> Iterator[tuple[str, str]]:
     updates_of = gradient.workers if gradient.alone else 1  # of one batch
     columns, fresh = storage.batch // updates_of, experiment.fresh_columns * gradient.workers // updates_of
     yield "workers:", f"{gradient.workers} gradient ({gradient.place}) × {collection.workers} collectors ({collection.place}), {width} envs each"
+    if collection.inference != "collector":
+        servers = collection.inference.replicas
+        yield "inference:", f"{servers} server{'s' if servers > 1 else ''} ({collection.place}) for {collection.workers} collectors"
     yield "rollout:", f"{storage.horizon} steps × {width} columns"
     replayed = f", {fresh} of the columns fresh" if fresh != columns else ""
     yield "effective batch:", f"{columns} columns × {storage.horizon} steps = {columns * storage.horizon} samples per update{replayed}"

@@ -71,6 +71,7 @@ def changed(experiment: Experiment, algorithm: Algorithm, progress: float, path:
     Raises:
         ConfigError: there is no such setting, the value is not valid, or the setting cannot change.
     """
+    path = str(path)
     keys = path.split(".")
     settings = {"algorithm": experiment.algorithm, "storage": experiment.storage}.get(keys[0])
     if settings is None or len(keys) == 1:

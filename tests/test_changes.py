@@ -154,6 +154,7 @@ REFUSED = [
     ({}, "algorithm.name", "ppo", "algorithm.name: cannot change in mid-run; of this algorithm's settings can: .*entropy_cost"),
     ({}, "algorithm.reduction", "mean", "algorithm.reduction: cannot change in mid-run"),
     ({}, "algorithm", {"entropy_cost": 0}, "algorithm: cannot change in mid-run; what can are settings of the algorithm and the storage"),
+    ({}, None, 0, "None: cannot change in mid-run; what can are settings of the algorithm and the storage"),
     ({}, "steps", 10**6, "steps: cannot change in mid-run; what can are"),
     ({}, "optimizer.lr", 0.1, "optimizer.lr: cannot change in mid-run; what can are"),
     ({}, "storage.horizon", 7, "storage.horizon: cannot change in mid-run; of this storage's settings can: none"),

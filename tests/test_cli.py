@@ -333,6 +333,8 @@ def test_schemes_with_a_bad_file_is_refused(modrl, tmp_path):
     (tmp_path / "bad.yaml").write_text("preset: impala\ncollection: {workrs: 4}\n")
     assert_refused(modrl("schemes", tmp_path / "bad.yaml"), "bad.yaml:2  collection.workrs: unknown key; did you mean 'workers'?")
     assert_refused(modrl("schemes", tmp_path / "none.yaml"), "none.yaml  cannot be read")
+    (tmp_path / "whole.yaml").write_text("envs: cartpole\nscheme: impala\n")
+    assert_refused(modrl("schemes", tmp_path / "whole.yaml"), "whole.yaml is an experiment, not a scheme; `modrl explain")
 
 
 def test_schemes_with_an_unknown_name_is_refused(modrl):

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from modrl.config.components import REGISTRY, module_name
 from modrl.config.documents import Document, Loader
 from modrl.config.problems import ConfigError, Origin, Path_, Problem
-from modrl.config.settings import Settings, members_of
+from modrl.config.settings import SYNONYMS, Settings, members_of
 
 S = typing.TypeVar("S", bound=Settings)
 
@@ -35,7 +35,8 @@ def validate(cls: type[S], document: Document, source: str) -> S:
 def _located(cls: type[Settings], item: Any, origins: Mapping[Path_, Origin]) -> Problem:
     """The problem, at the key to change; where an unknown key is known in a block, it says which."""
     context = item.get("ctx", {})
-    path = (*item["loc"], *str(context["at"]).split(".")) if context.get("at") else tuple(item["loc"])
+    at = [int(key) if key.isdigit() else key for key in str(context["at"]).split(".")] if context.get("at") else []
+    path = (*item["loc"], *at)
     text = str(context["text"]) if item["type"] == "modrl" else str(item["msg"]).removeprefix("Value error, ")
     return Problem(path, _known_elsewhere(cls, path, text), origin_of(path, origins))
 
@@ -43,7 +44,7 @@ def _located(cls: type[Settings], item: Any, origins: Mapping[Path_, Origin]) ->
 def _known_elsewhere(cls: type[Settings], path: Path_, text: str) -> str:
     if text.startswith("unknown key") and path == ("extend",):
         return "unknown key; did you mean 'extends'?"
-    if len(path) <= 2 and text.startswith("unknown key; known are"):
+    if len(path) <= 2 and text.startswith("unknown key") and path[-1] not in SYNONYMS:
         for name, field in cls.model_fields.items():
             for member in members_of(field.annotation):
                 kind = getattr(member, "__dict__", {}).get("opens_kind")

@@ -56,7 +56,7 @@ def _of_blocks(items: Sequence[Any]) -> list[Any]:
         first, is_block = item["loc"][:1], isinstance(item["input"], Mapping)
         if item["type"] == "literal_error":
             return is_block and first[0] in inside
-        return item["type"] == "modrl" and len(item["loc"]) == 1 and not is_block and first[0] in words
+        return (item["type"] != "modrl" or len(item["loc"]) == 1) and not is_block and bool(first) and first[0] in words
 
     return [item for item in items if not told_better(item)]
 
@@ -103,7 +103,8 @@ def _expected(annotation: Any) -> str:
     parts = []
     for member in sorted(members_of(annotation), key=lambda m: m is type(None)):
         if typing.get_origin(member) is typing.Literal:
-            parts.append("one of " + ", ".join(str(a) for a in typing.get_args(member)))
+            choices = [str(choice) for choice in typing.get_args(member)]
+            parts.append(f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0])
         else:
             origin = typing.get_origin(member) or member
             words_of = getattr(member, "in_words", None)

@@ -33,6 +33,25 @@ SMALL = 100_000
 """Weights below which a network gains nothing from a second thread, and loses much where the cores are busy."""
 
 
+def torch_device(name: str, key: str) -> torch.device:
+    """The device that the setting at `key` names.
+
+    Raises:
+        BadInput: it does not exist here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise BadInput(f"{key}: expected auto, cpu or cuda[:index], got {name!r}") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise BadInput(f"{key}: {name!r} asked for, but this machine has {torch.cuda.device_count()} CUDA devices; use cpu or auto")
+    if device.type not in {"cpu", "cuda"}:
+        raise BadInput(f"{key}: expected auto, cpu or cuda[:index], got {name!r}")
+    return device
+
+
 class Ray(Settings):
     """How Ray is reached."""
 
@@ -60,19 +79,7 @@ class Machine(Settings):
         Raises:
             BadInput: it does not exist here.
         """
-        if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            device = torch.device(self.device)
-        except RuntimeError:
-            raise BadInput(f"machine.device: expected auto, cpu or cuda[:index], got {self.device!r}") from None
-        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-            raise BadInput(
-                f"machine.device: {self.device!r} asked for, but this machine has {torch.cuda.device_count()} CUDA devices; use cpu or auto"
-            )
-        if device.type not in {"cpu", "cuda"}:
-            raise BadInput(f"machine.device: expected auto, cpu or cuda[:index], got {self.device!r}")
-        return device
+        return torch_device(self.device, "machine.device")
 
     def own_threads(self, busy: int, weights: int) -> int:
         """Torch threads of this process where `busy` other workers compute beside it and networks have so many weights."""
@@ -140,8 +147,9 @@ class Parts:
 
     def server(self, columns: int, settings: Servers) -> Server:
         """An inference server that at most `columns` environments wait for."""
-        machine = self.machine if settings.device is None else self.machine.model_copy(update={"device": settings.device})
-        compute = Compute(machine.torch_device(), machine.precision)
+        key = "scheme.collection.inference.device"
+        device = self.machine.torch_device() if settings.device is None else torch_device(settings.device, key)
+        compute = Compute(device, self.machine.precision)
         batch = columns if settings.batch is None else min(settings.batch, columns)
         return Server(actor=self.make_actor(), compute=compute, batch=batch, timeout=settings.timeout_ms / 1000)
 

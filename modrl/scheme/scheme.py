@@ -49,7 +49,7 @@ class Scheme:
         @classmethod
         def _over_name(cls, value: Any) -> Any:
             """`{average: k}` laid over a preset's bare word, which merging takes for a block's name."""
-            return {key: v for key, v in value.items() if key != "name"} if isinstance(value, dict) and "average" in value else value
+            return {key: v for key, v in value.items() if key != "name"} if isinstance(value, dict) and len(value) > 1 else value
 
         @model_validator(mode="before")
         @classmethod

@@ -32,6 +32,14 @@ class Resources(Settings):
     """None: 1 on a cluster; 0 on a machine of one's own, whose cores are shared out by the operating system."""
     gpus: float = Field(0.0, ge=0)
     custom: dict[str, Annotated[float, Field(ge=0)]] = {}
+    """Of the names that the cluster's nodes were started with."""
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        for ray_name, name in {"CPU": "cpus", "GPU": "gpus"}.items():
+            if ray_name in self.custom:
+                raise problem(f"{ray_name} is no custom resource; say {name}: {self.custom[ray_name]:g}", "custom")
+        return self
 
 
 class Preemption(Settings):
@@ -162,6 +170,8 @@ class Collection(Workers):
             raise problem("needs ahead: 1 or more: collectors that rest while the learner learns have nothing ready", "gather")
         if self.inference != "collector" and self.place == "here":
             raise problem("a server has nothing to batch with place: here, where collectors work one after the other; use thread or ray", "inference")
+        if isinstance(self.inference, Servers) and self.inference.replicas > self.workers:
+            raise problem(f"{self.inference.replicas} servers for {self.workers} collectors: some would serve nobody", "inference.replicas")
         if self.preemption is not None and (self.gather != "all" or self.ahead):
             raise problem("needs collectors that are all at the same round: gather: all and ahead: 0", "preemption")
         least = (self.ahead if self.gather == "all" else 0) + self.broadcast_interval - 1

@@ -196,9 +196,12 @@ def test_collectors_can_have_environments_of_their_own(tmp_path):
     ("per_worker", "text"),
     [
         ([{"envs": {"kwargs": {"n": 3}}}] * 3, "3 entries cannot be dealt out equally over 2 collectors"),
-        ([{"envs": {"count": 2}}], r"per_worker\[0\]: count cannot differ"),
-        ([{"envs": {"wrappers": [{"name": "gymnasium.wrappers:FrameStackObservation", "stack_size": 2}]}}], r"per_worker\[0\].envs: observations"),
-        ([{"actor": {"torso": {"name": "mlp", "hidden": [3]}}}], r"per_worker\[0\].actor: gives networks of other shapes"),
+        ([{"envs": {"count": 2}}], "scheme.collection.per_worker.0: count cannot differ"),
+        (
+            [{"envs": {"wrappers": [{"name": "gymnasium.wrappers:FrameStackObservation", "stack_size": 2}]}}],
+            "scheme.collection.per_worker.0.envs: observations",
+        ),
+        ([{"actor": {"torso": {"name": "mlp", "hidden": [3]}}}], "scheme.collection.per_worker.0.actor: gives networks of other shapes"),
     ],
 )
 def test_collectors_cannot_differ_in_what_one_actor_is_for(per_worker, text, tmp_path):

@@ -112,6 +112,7 @@ TWO_NODES = """
 """
 
 
+@pytest.mark.slow
 def test_a_run_of_two_nodes_of_which_one_is_lost_half_way_finishes(tmp_path):
     """In a process of its own, for it joins another cluster; with the user's own environment, which travels."""
     (tmp_path / "mine.py").write_text("from modrl.envs.toy import Corridor as Mine\n")

@@ -226,9 +226,8 @@ def worker_of_ours(title):
     raise AssertionError(f"no {title}")
 
 
-@pytest.mark.parametrize(
-    "gather", [pytest.param({}, id="sync", marks=pytest.mark.slow), pytest.param({"gather": 1, "ahead": 1, "max_lag": 4}, id="async")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("gather", [{}, {"gather": 1, "ahead": 1, "max_lag": 4}], ids=["sync", "async"])
 def test_a_killed_inference_server_is_replaced_and_its_collectors_start_anew(gather, cluster, tmp_path):
     collection = {"place": "ray", "workers": 2, "inference": {"name": "server"}, **gather}
     experiment = small(scheme={"collection": collection, "faults": {"worker_restarts": 1}}, steps=12_000)

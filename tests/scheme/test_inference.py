@@ -29,7 +29,7 @@ def under(place, inference, workers=4, **collection):
 
 
 @pytest.mark.parametrize(
-    ("actor", "place"), [("mlp", "thread"), ("lstm", "thread"), ("lstm", "ray"), pytest.param("mlp", "ray", marks=pytest.mark.slow)]
+    ("actor", "place"), [("mlp", "thread"), ("lstm", "thread"), ("mlp", "ray"), pytest.param("lstm", "ray", marks=pytest.mark.slow)]
 )
 def test_a_server_is_the_collectors_own_inference(actor, place, cluster, tmp_path):
     runs = [

@@ -108,7 +108,7 @@ def stored_bytes():
     return float(re.search(r"Plasma memory usage ([\d.]+) MiB", memory_summary(stats_only=True))[1])
 
 
-@pytest.mark.parametrize("scheme", each("impala"), indirect=True)
+@pytest.mark.parametrize("scheme", each("overlapped"), indirect=True)
 def test_neither_tensors_nor_shared_memory_grow_from_update_100_to_300(scheme, request, tmp_path):
     """The least of what is alive in five updates: what is on its way comes and goes, and Ray frees late."""
     name = request.node.callspec.params["scheme"]
