@@ -226,18 +226,23 @@ def worker_of_ours(title):
     raise AssertionError(f"no {title}")
 
 
+def run_with(sent, title, folder, **changes):
+    """A run in whose middle a worker's process is sent a signal; what run.json says of it."""
+    done = False
+    for row in small(steps=12_000, **changes).stream(folder):
+        if not done and row["env_steps"] > 2000:
+            done = True
+            os.kill(worker_of_ours(title), sent)
+    info = json.loads((folder / "run.json").read_text())
+    assert info["status"] == "finished"
+    return info
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("gather", [{}, {"gather": 1, "ahead": 1, "max_lag": 4}], ids=["sync", "async"])
 def test_a_killed_inference_server_is_replaced_and_its_collectors_start_anew(gather, cluster, tmp_path):
     collection = {"place": "ray", "workers": 2, "inference": {"name": "server"}, **gather}
-    experiment = small(scheme={"collection": collection, "faults": {"worker_restarts": 1}}, steps=12_000)
-    killed = None
-    for row in experiment.stream(tmp_path / "run"):
-        if killed is None and row["env_steps"] > 2000:
-            killed = worker_of_ours("inference_server_0")
-            os.kill(killed, signal.SIGKILL)
-    info = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert info["status"] == "finished"
+    info = run_with(signal.SIGKILL, "inference_server_0", tmp_path / "run", scheme={"collection": collection, "faults": FAULTS})
     assert [event["worker"] for event in info["faults"] if event["kind"] == "restart"] == ["inference server 0"]
     assert {event["kind"] for event in info["faults"]} <= {"restart", "stranded"}  # the latter where collectors were at work
     last = table(tmp_path / "run")[-1]
@@ -248,12 +253,5 @@ def test_a_killed_inference_server_is_replaced_and_its_collectors_start_anew(gat
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["dd_ppo", "local_sgd"])
 def test_a_stopped_replica_is_found_by_its_timeout_and_the_others_go_on(preset, cluster, tmp_path):
-    experiment = small(scheme={"preset": preset, "faults": {"worker_restarts": 2, "timeout": 4}}, steps=12_000)
-    stopped = None
-    for row in experiment.stream(tmp_path / "run"):
-        if stopped is None and row["env_steps"] > 2000:
-            stopped = worker_of_ours("gradient_worker_1")
-            os.kill(stopped, signal.SIGSTOP)
-    info = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert info["status"] == "finished"
+    info = run_with(signal.SIGSTOP, "gradient_worker_1", tmp_path / "run", scheme={"preset": preset, "faults": {"worker_restarts": 2, "timeout": 4}})
     assert [event["kind"] for event in info["faults"]] == ["timeout", "restart"]
