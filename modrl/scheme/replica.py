@@ -58,7 +58,7 @@ class Replica:
         listening = socket.create_server((address, 0))
         port: int = listening.getsockname()[1]
         self._store = dist.TCPStore(
-            address, port, is_master=True, wait_for_workers=False, timeout=MEETING, master_listen_fd=listening.detach()
+            address, port, is_master=True, wait_for_workers=False, timeout=MEETING, master_listen_fd=listening.detach(), use_libuv=False
         )  # fmt: skip
         return port
 
