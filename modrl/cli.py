@@ -10,7 +10,7 @@ import shlex
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from modrl.scheme.scheme import Scheme
     from modrl.scheme.settings import Collection, Workers
     from modrl.verify import Outcome
 
@@ -70,9 +71,8 @@ def train(
     if run is None:
         out.print(f"{directory.path}: finished already, {experiment.steps:,} steps; nothing to do", soft_wrap=True)
         return
-    scheme = experiment.scheme.preset or "own scheme"
     try:
-        with Display(out, f"{experiment.name} · {scheme} · seed {experiment.seed}", experiment.steps) as display:
+        with Display(out, f"{experiment.name} · {_title(experiment.scheme)} · seed {experiment.seed}", experiment.steps) as display:
             for row in run.stream():
                 display.show(row)
     except Interrupted as error:
@@ -80,6 +80,13 @@ def train(
         err.print(f"{error}\ngo on with: {again}", markup=False, soft_wrap=True)
         raise typer.Exit(130 if error.signal == signal.SIGINT else 75) from None
     out.print(f"run directory: {directory.path}", soft_wrap=True)
+
+
+def _title(scheme: Scheme.Config) -> str:
+    """What to call it: by its preset, and whether anything is changed over that."""
+    if scheme.preset is None:
+        return "own scheme"
+    return scheme.preset if scheme == type(scheme)(preset=scheme.preset) else f"{scheme.preset}, changed"
 
 
 @app.command(name="eval")
@@ -133,11 +140,22 @@ def list_components(kind: Annotated[str | None, typer.Argument(help="one kind on
     for known in sorted(REGISTRY) if kind is None else [kind]:
         for index, (name, component) in enumerate(builtins_of(known).items()):
             fields = ", ".join(
-                f"{key}{'' if field.is_required() else f'={field.get_default(call_default_factory=True)!r}'}"
+                f"{key}{'' if field.is_required() else f': {_as_written(field.get_default(call_default_factory=True))}'}"
                 for key, field in component.Config.model_fields.items()
             )
             table.add_row(known if index == 0 else "", name, fields)
     out.print(table)
+
+
+def _as_written(value: Any) -> str:
+    """A setting's value as a file would have it; a component that has all its defaults is its name."""
+    from modrl.config import Settings, dump
+
+    if isinstance(value, Settings):
+        plain = dump(value)
+        name = plain.pop("name", None)
+        value = name if name is not None and value == type(value)() else plain if name is None else {"name": name, **plain}
+    return json.dumps(value)
 
 
 @app.command()
@@ -162,15 +180,17 @@ def schemes(name: Annotated[str | None, typer.Argument(help="one scheme, or a fi
         out.print(draw(config), text.rstrip(), sep="\n\n", markup=False, soft_wrap=True)
         return
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    narrow = {"scheme": None, "collection": 18, "gradient": 8, "update": None, "policy lag bound": 6, "gradient lag bound": 8, "what it is": None}
+    words = Table("scheme", "what it is", box=None, header_style="bold", padding=(0, 2, 0, 0))
+    narrow = {"scheme": None, "collection": 18, "gradient": 8, "update": None, "policy lag bound": 6, "gradient lag bound": 8}
     for header, width in narrow.items():
         table.add_column(header, max_width=width)
     for known in presets():
         config = Scheme.Config(preset=known)
         update = config.update if isinstance(config.update, str) else f"average {config.average_every}"
         lags = "–" if (bound := config.lag_bound()) is None else str(bound), str(config.gradient_lag_bound())
-        table.add_row(known, _collection(config.collection), _group(config.gradient), update, *lags, _first_sentence(preset_text(known)))
-    out.print(table)
+        table.add_row(known, _collection(config.collection), _group(config.gradient), update, *lags)
+        words.add_row(known, _first_sentence(preset_text(known)))
+    out.print(table, "", words, sep="\n")
 
 
 def _first_sentence(text: str) -> str:
@@ -229,7 +249,7 @@ def verify(
     if run_dir is not None and not run_dir.is_dir():
         from modrl.config import BadInput
 
-        raise BadInput(f"--run-dir: {run_dir} is not a directory")
+        raise BadInput(f"--run-dir: there is no {run_dir}; the report is kept beside a run, in its directory")
     outcomes: list[Outcome] = []
     with checks(experiment) as made:
         for outcome in made.run():
@@ -237,15 +257,16 @@ def verify(
             if not as_json:
                 _show_outcome(outcome)
     passed = all(outcome.passed is not False for outcome in outcomes)
-    report = {"passed": passed, "experiment": experiment.name, "pairs": [outcome._asdict() for outcome in outcomes]}
+    failed = sum(outcome.passed is False for outcome in outcomes)
+    skipped = sum(outcome.passed is None for outcome in outcomes)
+    counts = {"agree": len(outcomes) - failed - skipped, "disagree": failed, "do_not_apply": skipped}
+    report = {"passed": passed, "experiment": experiment.name, **counts, "pairs": [outcome._asdict() for outcome in outcomes]}
     if run_dir is not None:
         (run_dir / "verify.json").write_text(json.dumps(report, indent=2), "utf-8")
     if as_json:
         print(json.dumps(report))
     else:
-        failed = sum(outcome.passed is False for outcome in outcomes)
-        skipped = sum(outcome.passed is None for outcome in outcomes)
-        out.print(f"{len(outcomes) - failed - skipped} agree, {failed} disagree, {skipped} do not apply")
+        out.print(f"{counts['agree']} agree, {failed} disagree, {skipped} do not apply")
     if not passed:
         raise typer.Exit(1)
 

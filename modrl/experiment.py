@@ -98,7 +98,7 @@ class Experiment(Settings):
         if self.envs.count % collectors:
             raise problem(
                 f"{self.envs.count} environments cannot be dealt out equally over {collectors} collectors "
-                f"({learners} gradient workers × {self.scheme.collection.workers}); choose a multiple of {collectors}",
+                f"({learners} gradient worker{'s' if learners > 1 else ''} × {self.scheme.collection.workers}); choose a multiple of {collectors}",
                 "envs.count",
             )
         if self.storage.batch % learners:
@@ -246,6 +246,10 @@ class Experiment(Settings):
         if directory.used and not resume:
             raise RunDirError(f"{directory.path} is not empty; choose another --run-dir, or continue the run in it with --resume")
         plan = self.plan()
+        if self.scheme.on_ray:
+            from modrl.scheme.places.ray import check_address
+
+            check_address(self.machine.ray.address)
         try:
             return self._resumed(plan, directory) if directory.used else self._begun(plan, directory), directory
         except OSError as error:
@@ -323,20 +327,25 @@ class Experiment(Settings):
         for index, entry in enumerate(self.scheme.collection.per_worker):
             where = f"scheme.collection.per_worker.{index}"
             changed = self._changed_by(entry)
-            spaces = _probe(changed.envs)
+            try:
+                spaces = _probe(changed.envs)
+            except BadInput as error:
+                raise BadInput(f"{where}.{error}") from error
             if (spaces.observation_space, spaces.action_space) != (parts.observation_space, parts.action_space):
                 raise BadInput(
                     f"{where}.envs: observations {spaces.observation_space} and actions {spaces.action_space}, but one actor is for all, "
                     f"and the experiment's are {parts.observation_space} and {parts.action_space}"
                 )
-            if _shapes(parts.make_actor(changed.actor)) != _shapes(parts.make_actor()):
+            own, common = parts.make_actor(changed.actor).state_dict(), parts.make_actor().state_dict()
+            if {name: value.shape for name, value in own.items()} != {name: value.shape for name, value in common.items()}:
                 raise BadInput(f"{where}.actor: gives networks of other shapes than the experiment's; only settings that leave them alone can differ")
+            if differ := [name for name in own if not torch.equal(own[name], common[name])]:
+                raise BadInput(
+                    f"{where}.actor: changes what {differ[0]} begins with, but each collector is given the experiment's weights in its place; "
+                    "only settings that the weights do not hold can differ"
+                )
             result.append((changed.envs, changed.actor))
         return tuple(result)
-
-
-def _shapes(actor: Actor) -> dict[str, torch.Size]:
-    return {name: value.shape for name, value in actor.state_dict().items()}
 
 
 def _probe(config: Envs.Config) -> Probe:

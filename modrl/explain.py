@@ -50,13 +50,16 @@ def implications(experiment: Experiment) -> Iterator[tuple[str, str]]:
     share = storage.batch // gradient.workers
     updates_of = gradient.workers if gradient.alone else 1  # of one batch
     columns, fresh = storage.batch // updates_of, experiment.fresh_columns * gradient.workers // updates_of
-    yield "workers:", f"{gradient.workers} gradient ({gradient.place}) × {collection.workers} collectors ({collection.place}), {width} envs each"
+    collectors = f"{collection.workers} collector{'s' if collection.workers > 1 else ''}"
+    yield "workers:", f"{gradient.workers} gradient ({gradient.place}) × {collectors} ({collection.place}), {width} envs each"
     if collection.inference != "collector":
         servers = collection.inference.replicas
-        yield "inference:", f"{servers} server{'s' if servers > 1 else ''} ({collection.place}) for {collection.workers} collectors"
+        yield "inference:", f"{servers} server{'s' if servers > 1 else ''} ({collection.place}) for {collectors}"
     yield "rollout:", f"{storage.horizon} steps × {width} columns"
     replayed = f", {fresh} of the columns fresh" if fresh != columns else ""
     yield "effective batch:", f"{columns} columns × {storage.horizon} steps = {columns * storage.horizon} samples per update{replayed}"
+    if experiment.fresh_columns > experiment.columns_per_pull:
+        yield "batch:", f"{experiment.fresh_columns // experiment.columns_per_pull} pulls make one"
     yield "updates:", f"{plan.losses_per_batch * updates_of} per batch, {_updates(experiment, plan.losses_per_batch, fresh)}"
     yield "frames:", f"{experiment.steps * plan.action_repeat:,}, {plan.action_repeat} per agent step"
     yield from _lags(experiment)

@@ -113,7 +113,7 @@ class Metrics:
         values |= {name: _mean(value) for name, value in self.said.items() if name != "learning_rate"}
         values |= {f"episode/{name}": _mean(recent) for name, recent in self.named.items()}
         values |= {f"time/{stage}": seconds for stage, seconds in self.stages.items()}
-        counted = {name: int(value) for name, value in self.counted.items() if value}
+        counted = {name: int(value) for name, value in self.counted.items() if value or name.startswith("faults/")}
         if batches := counted.pop("inference/batches", 0):
             values["inference/batch"] = counted.pop("inference/columns") / batches
         values |= counted

@@ -58,6 +58,7 @@ class Run:
         self.directory = directory
         self.info = info
         self.metrics = Metrics(plan.action_repeat)
+        self.metrics.count(dict.fromkeys(plan.scheme.faults.columns, 0))
         self.updater = Updater(
             algorithm=plan.parts.make_algorithm(),
             optimizer=plan.optimizer,
@@ -77,6 +78,7 @@ class Run:
         found = checkpoint.newest(self.directory.checkpoints)
         if found is None:
             self.file.cut(0)
+            logger.warning("%s holds no checkpoint: the run begins anew", self.directory.path)
             return None
         logger.info("resuming from %s", found.path)
         try:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import dataclasses
 import inspect
 import logging
-from collections.abc import Generator, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from modrl.agent.algorithms.base import Algorithm
 from modrl.agent.storages.base import Storage
@@ -24,19 +26,35 @@ logger = logging.getLogger(__name__)
 
 
 class Stream(Iterator[Row]):
-    """The rows of a run that trains as they are taken. Leaving the loop over them, or `close`, ends it with a checkpoint."""
+    """The rows of a run that trains as they are taken.
+
+    The run ends with a checkpoint when the stream is closed: by `close`, at the end of a `with` block, when nothing refers to
+    the stream any more, or else when the process ends.
+    """
 
     def __init__(self, experiment: Experiment, run: Run | None) -> None:
         self._experiment = experiment
         self._run = run  # None: it was finished already
         self._rows = _nothing() if run is None else run.stream()
+        self._at_exit: Callable[[], None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def __next__(self) -> Row:
-        return next(self._rows)
+        row = next(self._rows)
+        if self._at_exit is None:  # after Ray has said what it does at exit, which comes last then
+            self._at_exit = _closing(weakref.ref(self))
+        return row
 
     def close(self) -> None:
         """Ends the run with a checkpoint, if it has not ended."""
         self._rows.close()
+        if self._at_exit is not None:
+            atexit.unregister(self._at_exit)
 
     def change(self, path: str, value: Any) -> None:
         """Changes a setting of the algorithm or the storage on all gradient workers, from the next batch on; the value may be a schedule.
@@ -59,6 +77,16 @@ class Stream(Iterator[Row]):
             run.directory.write_experiment(to_yaml(after.to_dict()))
         except (WorkerError, OSError) as error:
             self._rows.throw(error)
+
+
+def _closing(stream: weakref.ref[Stream]) -> Callable[[], None]:
+    """Closes the stream when the process ends, as long as it is there."""
+
+    def close() -> None:
+        if (left := stream()) is not None:
+            left.close()
+
+    return atexit.register(close)
 
 
 def _nothing() -> Generator[Row, None, None]:

@@ -26,7 +26,7 @@ import torch
 from modrl import checkpoint
 from modrl.agent.batch import Batch
 from modrl.agent.storages import Fresh
-from modrl.config import dump
+from modrl.config import ConfigError, dump
 from modrl.envs.recorded import record
 from modrl.experiment import Experiment
 from modrl.messages import Gradient, Rollout, Weights
@@ -238,6 +238,9 @@ class Checks:
     def __init__(self, experiment: Experiment, folder: Path, places: Sequence[str] = ("here", "thread", "ray")) -> None:
         self.places = places
         self.folder = folder
+        self.own = None if any(experiment.scheme == Scheme.Config(preset=name) for name in presets()) else dump(experiment.scheme)
+        if self.own is not None:
+            self.own["collection"]["per_worker"] = []  # what is recorded is of one kind
         self.base = _recorded(experiment, folder / "stream.ckpt")
         self.traces: dict[str, Trace] = {}
         self.widths: dict[str, int] = {}  # columns of a rollout, by trace
@@ -269,9 +272,11 @@ class Checks:
         yield from self.books()
 
     def bounds(self) -> Iterator[Outcome]:
-        """Whether each preset keeps its bounds on lag."""
+        """Whether each preset, and the experiment's own scheme if it is none, keeps its bounds on lag."""
         for name in presets():
             yield self._check(f"{name} keeps its bounds on lag", partial(self._bounds, name))
+        if self.own is not None:
+            yield self._check("the experiment's own scheme keeps its bounds on lag", partial(self._bounds, self.own))
 
     def books(self) -> Iterator[Outcome]:
         """What has to hold in every scheme that has run."""
@@ -306,7 +311,9 @@ class Checks:
         began = time.perf_counter()
         try:
             found = check()
-        except ValueError as error:  # the experiment's numbers cannot be dealt out so
+        except ConfigError as error:  # the experiment's numbers cannot be dealt out so
+            found = (None, None, None, "; ".join(str(each) for each in error.problems))
+        except ValueError as error:
             found = (None, None, None, " ".join(str(error).split()))
         return Outcome(name, *found, time.perf_counter() - began)
 
@@ -318,7 +325,7 @@ class Checks:
         def check() -> tuple[bool, float, float, str]:
             a, b = self.trace(one, **changes), self.trace(other, **changes)
             error = max(_distance(a.gradients, b.gradients), _distance(a.weights, b.weights))
-            detail = f"{len(b.weights)} updates" if error <= tolerance else _where(a, b)
+            detail = f"{UPDATES} batches" if error <= tolerance else _where(a, b)
             return error <= tolerance, error, tolerance, detail
 
         return self._check(name, check)
@@ -346,12 +353,11 @@ class Checks:
         off = sum(lag != right for lag, right in zip(lags, expected, strict=True))
         return off == 0, float(off), 0.0, f"{len(lags)} columns, {off} of them with another lag"
 
-    def _bounds(self, name: str) -> tuple[bool, float, float, str]:
-        scheme = self._experiment(name).scheme
+    def _bounds(self, settings: Any) -> tuple[bool, float, float, str]:
+        did, scheme = self.trace(settings), self._experiment(settings).scheme
         most = scheme.lag_bound()
-        did = self.trace(name)
         policy, bound = max(did.policy_lags, default=0), math.inf if most is None else most
-        gradient = scheme.gradient.max_lag * scheme.gradient.taken if scheme.gradient.max_lag is not None else 0
+        gradient = scheme.gradient_lag_bound()
         text = f"policy lag {policy} of {bound:g}, gradient lag {max(did.true_lags)} of {gradient}"
         return policy <= bound and max(did.true_lags) <= gradient, float(policy), float(bound), text
 
@@ -374,7 +380,7 @@ class Checks:
             ends.append(found.tree["updater"])
         flat = [{**end["acting"], **{f"{m}.{k}": v for m, state in end["learning"].items() for k, v in state.items()}} for end in ends]
         error = _distance([flat[0]], [flat[1]])
-        return error == 0, error, 0.0, f"{UPDATES} updates, stopped and resumed after {UPDATES // 2}"
+        return error == 0, error, 0.0, f"{UPDATES} batches, stopped and resumed after {UPDATES // 2}"
 
     def _books(self, books: Callable[[Trace, int], str | None]) -> tuple[bool, None, None, str]:
         wrong = [f"{key}: {text}" for key, did in self.traces.items() if (text := books(did, self.widths[key])) is not None]

@@ -102,6 +102,26 @@ def test_ctrl_c_ends_a_run_with_a_checkpoint_that_goes_on(scheme, folder):
     assert resumed[-1]["env_steps"] >= info["env_steps"] + 200
 
 
+LEFT = """
+from modrl import Experiment
+
+stream = Experiment.load("long.yaml").stream("run")
+for row in stream:
+    break
+"""
+
+
+@pytest.mark.parametrize("scheme", ["local", "overlapped", pytest.param("impala", marks=slow), pytest.param("dd_ppo", marks=slow)])
+def test_a_script_that_ends_without_closing_its_stream_leaves_a_checkpoint(scheme, folder):
+    write(folder, scheme=scheme)
+    environment = {**os.environ, "MODRL_TEST_FOLDER": str(folder), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", LEFT], cwd=folder, env=environment, capture_output=True, text=True, timeout=90, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    info = json.loads((folder / "run" / "run.json").read_text())
+    assert info["status"] == "stopped"
+    assert state_of(folder / "run")["updater"]["env_steps"] == info["env_steps"] > 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_queue_systems_signal_ends_a_run_with_status_75(number, folder):
     write(folder)

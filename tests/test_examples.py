@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from modrl.agent.actors import LSTM, MLP, ActorCritic
+from modrl.agent.actors import LSTM, MLP, ActorCritic, Inference
 from modrl.agent.algorithms import A2C, IMPALA, PPO
 from modrl.agent.optimizers import Adam, Linear, RMSProp
 from modrl.agent.storages import Fresh
@@ -42,6 +44,8 @@ def twins():
     """The Python twin of every YAML example."""
     narrow = ActorCritic.Config(torso=MLP.Config(hidden=[64, 64]), value="separate", init="orthogonal")
     calm, fourier, chase = module("custom_algorithm").CalmIMPALA, module("custom_torso").Fourier, module("custom_env").Chase
+    exploring = module("custom_exploration").Exploring
+    ladder = {"workers": 4, "per_worker": [{"actor": {"explore": explore}} for explore in (0.2, 0.1, 0.05, 0.0)]}
     return {
         "cartpole_impala": Experiment(name="cartpole_impala", **cartpole()),
         "pong_impala": Experiment(
@@ -75,6 +79,10 @@ def twins():
         "custom_torso": Experiment(name="custom_torso", **cartpole(
             actor=ActorCritic.Config(torso=fourier.Config(features=64), value="separate", init="orthogonal"),
         )),
+        "custom_exploration": Experiment(name="custom_exploration", **cartpole(
+            actor=exploring.Config(torso=MLP.Config(hidden=[128, 128]), value="separate", init="orthogonal"),
+            scheme={"preset": "impala", "collection": ladder},
+        )),
         "custom_env": Experiment(name="custom_env", **cartpole(
             steps=200_000, envs=Gym.Config(id=chase, kwargs={"speed": 0.3}, count=16), actor=ActorCritic.Config(torso="mlp", value="separate"),
             algorithm=IMPALA.Config(discount=0.95, reduction="mean", reward="none"), optimizer=Adam.Config(lr=Linear(2e-3, 0), max_grad_norm=40), storage=Fresh.Config(horizon=16, batch=16),
@@ -104,9 +112,23 @@ def test_an_example_runs_a_few_updates(path, tmp_path):
     assert all(row["loss/total"] is not None for row in rows)
 
 
+def test_each_collector_of_the_custom_exploration_explores_as_much_as_its_entry_says_and_says_so():
+    """How often an action is taken is what `log_prob` says of it."""
+    experiment = Experiment.load(EXAMPLES / "custom_exploration.yaml")
+    parts = experiment.plan().parts
+    for number, explore in enumerate((0.2, 0.1, 0.05, 0.0)):
+        actor = parts.make_actor(parts.of_collector(number)[1])
+        inference = Inference(torch.tensor([[2.0, 0.0]]).expand(40_000, 2), {}, ())
+        step = actor.choose(inference, torch.Generator().manual_seed(number))
+        right = (1 - explore) / (1 + math.exp(2)) + explore / 2
+        assert step.action.float().mean() == pytest.approx(right, abs=0.01)
+        assert step.behaviour["log_prob"][step.action == 1].exp().numpy() == pytest.approx(right)
+        assert step.memory.last_action is step.action
+
+
 def test_the_custom_components_train_on_ray(cluster, tmp_path):
-    for name in ("custom_algorithm", "custom_torso", "custom_env"):
-        experiment = Experiment.load(EXAMPLES / f"{name}.yaml", ["steps=2000", "scheme=impala", "logging.tensorboard=false"])
+    for name in ("custom_algorithm", "custom_torso", "custom_env", "custom_exploration"):
+        experiment = Experiment.load(EXAMPLES / f"{name}.yaml", ["steps=2000", "scheme.preset=impala", "logging.tensorboard=false"])
         assert experiment.run(tmp_path / name).env_steps >= 2000
 
 

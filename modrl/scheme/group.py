@@ -264,7 +264,8 @@ class Group:
 
     def _note(self, kind: str, worker: str, cause: str, dropped: int = 0) -> None:
         self._events.append(Event(kind, worker, cause, dropped))
-        logger.warning("%s: %s: %s", worker, kind, cause.partition("\n")[0])
+        budget = f" {self.restarts} of {self.recovery.restarts}" if kind == "restart" and self.recovery is not None else ""
+        logger.warning("%s: %s%s: %s", worker, kind, budget, cause.partition("\n")[0])
 
     def events(self) -> tuple[Event, ...]:
         """What befell the group's workers since this was last asked."""

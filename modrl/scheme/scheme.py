@@ -64,7 +64,7 @@ class Scheme:
             if self.update != "central" and (gradient.place == "here" or gradient.gather != "all"):
                 needed = "gradient workers that run at the same time and are all awaited: gradient: {place: ray or thread, gather: all}"
                 raise problem(f"all_reduce and average need {needed}", "update")
-            if self.compression is not None and "ray" not in (collection.place, gradient.place):
+            if self.compression is not None and not self.on_ray:
                 raise problem("has no effect where no worker is on ray", "compression")
             if collection.preemption is not None and (gradient.alone or self.collectors_at_once == 1):
                 raise problem("needs collectors that run at the same time and are all at the same round", "collection.preemption")
@@ -80,6 +80,11 @@ class Scheme:
         def all_here(self) -> bool:
             """Whether there is no worker but the caller."""
             return self.collection.place == self.gradient.place == "here"
+
+        @property
+        def on_ray(self) -> bool:
+            """Whether any worker is on Ray."""
+            return "ray" in (self.collection.place, self.gradient.place)
 
         @property
         def collectors_at_once(self) -> int:
@@ -116,7 +121,7 @@ class Scheme:
     def start(self) -> Group:
         """The gradient workers, ready to be pulled from, each with its collectors."""
         config, gradient, parts = self.config, self.config.gradient, self.parts
-        if "ray" in (gradient.place, config.collection.place):
+        if config.on_ray:
             from modrl.scheme.places.ray import Cluster
 
             self.cluster = Cluster(parts.machine.ray.address, parts.machine.ray.object_store)

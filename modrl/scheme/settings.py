@@ -92,6 +92,17 @@ class Faults(Settings):
     timeout: float | None = Field(None, gt=0)
     """Seconds that a worker may take for one task (a rollout; a gradient with its rollouts) before it counts as lost; null: for ever."""
 
+    @property
+    def columns(self) -> list[str]:
+        """The columns of metrics.csv that can be told from the start to be counted in."""
+        counted = {
+            "worker_restarts": self.worker_restarts,
+            "dropped_rollouts": self.worker_restarts,
+            "timeouts": self.timeout,
+            "env_restarts": self.env_restarts,
+        }
+        return [f"faults/{name}" for name, allowed in counted.items() if allowed]
+
 
 class Workers(Settings):
     """A group of workers that do the same task."""
@@ -114,7 +125,10 @@ class Workers(Settings):
         if self.gather == "all" and self.max_lag is not None:
             raise problem("has no effect with gather: all, where the lag is the number of tasks ahead; set it to null or gather fewer", "max_lag")
         if self.gather == 0 and self.max_lag is not None:
-            raise problem("has no effect with gather: 0, which takes what is ready and awaits nobody; set collection.max_staleness", "max_lag")
+            raise problem(
+                "has no effect with gather: 0, which takes what is ready; set it to null, and max_staleness to drop old rollouts",
+                "max_lag",
+            )
         if isinstance(self.gather, int) and self.gather and self.max_lag is None:
             raise problem(f"missing; with gather: {self.gather} state how many pulls a result may be behind", "max_lag")
         if self.place != "ray" and self.resources != Resources():

@@ -201,6 +201,8 @@ def test_collectors_can_have_environments_of_their_own(tmp_path):
             [{"envs": {"wrappers": [{"name": "gymnasium.wrappers:FrameStackObservation", "stack_size": 2}]}}],
             "scheme.collection.per_worker.0.envs: observations",
         ),
+        ([{"actor": {"init": "orthogonal"}}], "scheme.collection.per_worker.0.actor: changes what .* begins with"),
+        ([{"envs": {"kwargs": {"m": 3}}}], "scheme.collection.per_worker.0.envs: cannot be made with these settings"),
         ([{"actor": {"torso": {"name": "mlp", "hidden": [3]}}}], "scheme.collection.per_worker.0.actor: gives networks of other shapes"),
     ],
 )

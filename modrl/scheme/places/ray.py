@@ -12,6 +12,7 @@ import os
 import pickle
 import re
 import signal
+import socket
 import threading
 import time
 import traceback
@@ -44,6 +45,8 @@ CODE_BYTES = 50_000_000
 """The user's own code that is sent to a cluster's workers is no more than that."""
 ASKING_SECONDS = 0.02
 """How often a collector asks how many others are done: each question costs all of them a millisecond or so of one core."""
+CONNECTING_SECONDS = 5.0
+"""How long a cluster's head may take to answer."""
 CLOSING_SECONDS = 5.0
 """How long a worker may take to close its environments before its process is ended."""
 
@@ -59,6 +62,23 @@ def _sigterm_kept() -> Iterator[None]:
         ray._private.utils.set_sigterm_handler = set_handler
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)  # from Ray's native code, which has one of its own
+
+
+def check_address(address: str) -> None:
+    """Refuses at once where nothing answers: Ray itself would try for minutes, deaf to signals.
+
+    Raises:
+        BadInput: the address is none, or nothing listens there.
+    """
+    if address in ("local", "auto"):
+        return
+    host, colon, port = address.rpartition(":")
+    if not (colon and host and port.isdigit()) or "/" in host:
+        raise BadInput(f"machine.ray.address: expected local, auto or HOST:PORT of a cluster's head, got {address!r}")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECTING_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise BadInput(f"machine.ray.address: no Ray cluster answers at {address}: {error}") from None
 
 
 class Cluster:
@@ -80,7 +100,10 @@ class Cluster:
             with _sigterm_kept():
                 ray.init(**options)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise BadInput(f"machine.ray.address: cannot connect to the Ray cluster at {address!r}: {error}") from error
+            raise BadInput(
+                f"machine.ray.address: cannot connect to the Ray cluster at {address!r}: {error} "
+                "(where it asks for a token, RAY_AUTH_MODE=token has to be set here too)"
+            ) from error
 
     def share_code(self, folders: Sequence[str]) -> Any:
         """What a cluster's workers need of the user's own code, put into the object store once; None: they see this machine's files."""
