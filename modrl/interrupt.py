@@ -29,6 +29,7 @@ class Interrupt:
     def __init__(self) -> None:
         self.signal: int | None = None
         self._before: dict[int, Any] = {}
+        self._over = False
 
     def install(self) -> None:
         """Listens, where this is the main thread."""
@@ -39,6 +40,10 @@ class Interrupt:
             self._before.setdefault(number, before)
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
+        if self._over:  # which another thread found
+            self.restore()
+            signal.raise_signal(number)
+            return
         if self.signal is not None:
             self.restore()
             raise KeyboardInterrupt
@@ -46,8 +51,9 @@ class Interrupt:
         logger.warning("%s: stopping with a checkpoint after this round; once more to stop at once", signal.Signals(number).name)
 
     def restore(self) -> None:
-        """Puts back who listened before."""
-        while self._before:
+        """Puts back who listened before, or leaves that to the next signal where this is not the main thread."""
+        self._over = True
+        while self._before and threading.current_thread() is threading.main_thread():
             signal.signal(*self._before.popitem())
 
     def __bool__(self) -> bool:

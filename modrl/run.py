@@ -14,6 +14,7 @@ import torch
 from modrl import checkpoint, spaces
 from modrl.agent.actors.base import Actor
 from modrl.agent.optimizers import Optimizer
+from modrl.config import public_name
 from modrl.envs.base import Envs
 from modrl.evaluation import evaluate
 from modrl.interrupt import Interrupt, Interrupted, listening
@@ -23,6 +24,8 @@ from modrl.rundir import RunDir, RunDirError, now
 from modrl.scheme.compute import load
 from modrl.scheme.group import Group
 from modrl.scheme.parts import Parts
+from modrl.scheme.places.base import is_loss
+from modrl.scheme.replica import ReplicaGroup
 from modrl.scheme.scheme import Scheme
 from modrl.scheme.update import Updater
 from modrl.seeding import Role, generator, seed_of
@@ -70,6 +73,8 @@ class Run:
         self.group: Group = Group([], "gradient")
         self.last_row: Row = {}
         self._evaluator = _Evaluator(plan)
+        storage = plan.parts.storage
+        self._storage = [public_name(storage.owner), storage.horizon]  # what workers' states are of
         self._resumed = resume
         self._workers = self._find_checkpoint() if resume else None
 
@@ -90,6 +95,10 @@ class Run:
         self.metrics.restore(found.tree["metrics"])
         self.file.cut(self.updater.updates)
         workers: list[Any] | None = found.tree["workers"]
+        storage = found.tree.get("storage", self._storage)
+        if workers is not None and storage != self._storage:
+            logger.warning("the storage was %s of horizon %d: this one begins empty, with new episodes", *storage)
+            return None
         return workers
 
     @property
@@ -125,8 +134,15 @@ class Run:
             except Interrupted:
                 raise
             except BaseException as error:
-                self._fail(error)
+                path = self._fail(error, interrupt)
+                if self.info["status"] == "interrupted" and interrupt.signal is not None:
+                    raise Interrupted(interrupt.signal, path) from error
                 raise
+
+    def abandon(self) -> None:
+        """Ends a run that was made and never begun."""
+        if self.info["status"] == "running":
+            self._end("stopped")
 
     def _restore_workers(self) -> None:
         if not self._resumed:
@@ -225,26 +241,34 @@ class Run:
             return None
         if weights is not None:
             self._learned(weights)
+        elif isinstance(self.group, ReplicaGroup):
+            if (learned := self.group.rescue()) is None:
+                logger.warning("no replica is left: what was learned since the last checkpoint is lost")
+                return None
+            self.updater.optimizers.restore(to_torch(learned))
         workers = None if weights is None else self.group.call("state", [self.plan.checkpointing.storage] * len(self.group.workers))
         path = checkpoint.path_of(self.directory.checkpoints, self.updater.env_steps)
         tree = {
-            "updater": self.updater.state(), "metrics": self.metrics.state(), "workers": workers,
+            "updater": self.updater.state(), "metrics": self.metrics.state(), "workers": workers, "storage": self._storage,
             "spaces": {"observation": spaces.to_data(self.plan.parts.observation_space), "action": spaces.to_data(self.plan.parts.action_space)},
         }  # fmt: skip
         checkpoint.save(path, tree)
         checkpoint.keep_newest(self.directory.checkpoints, self.plan.checkpointing.keep)
         return path
 
-    def _fail(self, error: BaseException) -> None:
-        """Keeps what can be kept: the disk itself may be what failed."""
+    def _fail(self, error: BaseException, interrupt: Interrupt) -> Path | None:
+        """Keeps what can be kept: the disk itself may be what failed. Gives the checkpoint."""
+        path = None
         with contextlib.suppress(OSError):
             self._heed(self.group.events())
         try:
-            self._save(None)
+            path = self._save(None)
         except OSError as another:
             logger.warning("no checkpoint of the end could be written: %s", another)
         with contextlib.suppress(OSError):
-            self._end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", error)
+            stopped = isinstance(error, KeyboardInterrupt) or (interrupt and is_loss(error))  # a signal may be for workers too
+            self._end("interrupted" if stopped else "failed", error)
+        return path
 
     def _end(self, status: str, error: BaseException | None = None) -> None:
         self.info |= {

@@ -52,7 +52,10 @@ class Stream(Iterator[Row]):
 
     def close(self) -> None:
         """Ends the run with a checkpoint, if it has not ended."""
+        begun = inspect.getgeneratorstate(self._rows) != inspect.GEN_CREATED
         self._rows.close()
+        if self._run is not None and not begun:
+            self._run.abandon()
         if self._at_exit is not None:
             atexit.unregister(self._at_exit)
 

@@ -346,7 +346,7 @@ class Checks:
         experiment = self._experiment("sebulba")
         if not experiment.fresh_columns:
             return None, None, None, "batches are drawn from a replay, whatever has arrived"
-        first = experiment.fresh_columns  # of the first batch, which lags by none
+        first = max(experiment.fresh_columns, experiment.columns_per_pull)  # of the first pull, or of the first batch, which lag by none
         expected = [0] * first + [1] * (len(lags) - first)
         if experiment.columns_per_pull < experiment.fresh_columns:
             expected = [min(lag, 1) for lag in lags]

@@ -83,6 +83,25 @@ def test_envs_that_cannot_be_saved_start_new_episodes_and_the_run_says_so(tmp_pa
     assert table(tmp_path / "run")[-1]["updates"] == 20
 
 
+@pytest.mark.parametrize(("before", "after"), [("central", "all_reduce"), ("all_reduce", {"average": 2}), ({"average": 2}, "central")])
+def test_a_run_goes_on_under_another_update(before, after, tmp_path):
+    learners = {"gradient": {"workers": 2, "place": "thread"}}
+    first = trained(twenty(10, scheme={**learners, "update": before}), tmp_path / "run")
+    last = trained(twenty(11, scheme={**learners, "update": after}), tmp_path / "run", resume=True)
+    assert (first["updater"]["version"], last["updater"]["version"]) == (10, 11)
+    one_step = max((weights_of(last)[name] - value).abs().max() for name, value in weights_of(first).items())
+    assert 0 < one_step < 0.1
+
+
+@pytest.mark.parametrize("storage", [{"name": "replay", "horizon": 5, "batch": 16, "fraction": 0.5}, {"name": "fresh", "horizon": 10, "batch": 8}])
+def test_another_storage_begins_empty_and_says_so(storage, tmp_path, caplog):
+    trained(small(scheme="sebulba"), tmp_path / "run")
+    state = trained(small(scheme="sebulba", storage=storage, steps=30 * STEPS), tmp_path / "run", resume=True)
+    assert state["updater"]["env_steps"] >= 30 * STEPS
+    assert "the storage was fresh of horizon 5: this one begins empty, with new episodes" in caplog.text
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["restarts"][0]["episodes"] == "new"
+
+
 def test_a_finished_run_is_left_alone(tmp_path):
     trained(twenty(), tmp_path / "run")
     before = (tmp_path / "run" / "metrics.csv").read_text()

@@ -212,7 +212,8 @@ class GradientWorker:
         }
 
     def restore(self, state: dict[str, Any]) -> bool:
-        """Continues from `state`; whether all episodes go on where they were."""
+        """Continues from `state`, of a gradient worker or of a replica; whether all episodes go on where they were."""
+        state = state.get("worker", state)
         self.storage.restore(state["storage"])
         self.pace.updates, self.pace.env_steps, self._short = state["pace"]
         if self.algorithm.generator is not None and state["generator"] is not None:

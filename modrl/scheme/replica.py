@@ -6,6 +6,7 @@ a replacement that takes over the newest replica's state, and those whose step d
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import socket
 import time
@@ -27,6 +28,8 @@ MEETING = datetime.timedelta(seconds=20)
 """How long a replica waits for the others when a group is formed: one of them may be gone."""
 FORMING_SECONDS = 60.0
 """How long replicas that are all there may fail to meet."""
+RESCUE_SECONDS = 10.0
+"""How long a replica may take to hand out its weights after another one's failure."""
 PATIENCE = 1800.0
 """Seconds that a collective waits for the other replicas where tasks have no timeout.
 
@@ -203,10 +206,10 @@ class Replica:
         return {"worker": self.worker.state(contents), "replica": None if self.every is None else self.learned()}
 
     def restore(self, state: dict[str, Any]) -> bool:
-        """Continues from `state`; whether all episodes go on where they were."""
-        if state["replica"] is not None:
+        """Continues from `state`, of a replica or of a gradient worker; whether all episodes go on where they were."""
+        if state.get("replica") is not None:
             self.adopt(state["replica"])
-        return self.worker.restore(state["worker"])
+        return self.worker.restore(state)
 
     def close(self) -> None:
         """Ends the collectors."""
@@ -263,6 +266,15 @@ class ReplicaGroup(Group):
         behind = [] if failures else [worker for worker in everyone if steps[worker] < steps[newest]]
         each(lambda worker: self.workers[worker].submit("adopt", learned[newest]), behind)
         return failures
+
+    def rescue(self) -> dict[str, Any] | None:
+        """What the newest replica has learned, of those that still answer after a failure; None: none does."""
+        deadline = time.monotonic() + RESCUE_SECONDS
+        found = []
+        for future in [worker.submit("learned") for worker in self.workers]:
+            with contextlib.suppress(WorkerError, TimeoutError):
+                found.append(future.result(max(0.0, deadline - time.monotonic())))
+        return max(found, key=lambda learned: learned["steps"], default=None)
 
     def _make_up(self, worker: int, error: WorkerLost) -> None:
         super()._make_up(worker, error)

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from modrl.interrupt import Interrupted
+from modrl.scheme.collect import Collector
 from modrl.scheme.group import Group, Recovery
 from modrl.scheme.places.base import WorkerError, WorkerLost
-from tests.runs import assert_equal_weights, small, state_of, table, trained
+from tests.runs import assert_equal_weights, small, state_of, table, trained, weights_of
 from tests.scheme.test_group import Fake, Speedy, weights
 
 
@@ -145,6 +147,42 @@ def run(folder, scheme, how="kill", at=60, updates=40, **changes):
     return state, table(folder / "run"), info
 
 
+TWO = {"gradient": {"workers": 2, "place": "thread"}}
+
+
+def test_a_checkpoint_after_a_failure_has_what_the_replicas_had_learned(tmp_path):
+    scheme = {**TWO, "update": "all_reduce"}
+    with pytest.raises(WorkerError, match="the environment broke"):
+        run(tmp_path, scheme, how="raise", at=42)
+    state = state_of(tmp_path / "run")
+    assert state["updater"]["env_steps"] == state["updater"]["version"] * 20 == 160
+    straight = small(envs=deadly(tmp_path), scheme=scheme, steps=160, storage={"name": "fresh", "horizon": 5, "batch": 4})
+    assert_equal_weights(weights_of(state), weights_of(trained(straight, tmp_path / "straight")))
+
+
+def test_a_thread_s_environment_that_asks_for_an_exit_ends_the_run(tmp_path):
+    with pytest.raises(WorkerError, match="SystemExit: 3"):
+        run(tmp_path, {"collection": {"place": "thread"}}, how="exit")
+
+
+def test_a_worker_that_dies_of_a_signal_to_all_does_not_make_the_run_a_failed_one(tmp_path, monkeypatch):
+    collect = Collector.collect
+
+    def dies(self, weights):
+        if weights.version == 10:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)
+            raise WorkerLost("collector", "its process died")
+        return collect(self, weights)
+
+    monkeypatch.setattr(Collector, "collect", dies)
+    with pytest.raises(Interrupted, match="stopped by SIGTERM; checkpoint") as raised:
+        small(scheme={"collection": {"place": "thread"}}).run(tmp_path / "run")
+    assert raised.value.signal == signal.SIGTERM
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "interrupted"
+    assert state_of(tmp_path / "run")["updater"]["version"] == 10
+
+
 def check(rows, info, worker, steps):
     assert info["status"] == "finished"
     assert rows[-1]["faults/worker_restarts"] == 1
@@ -181,7 +219,8 @@ def test_a_hung_environment_in_a_thread_is_found_by_its_timeout(tmp_path):
     scheme = {"collection": {"place": "thread", "workers": 2}, "faults": {"worker_restarts": 1, "timeout": 1.0}}
     _, rows, info = run(tmp_path, scheme, how="hang")
     assert [event["kind"] for event in info["faults"]] == ["timeout", "restart"]
-    assert rows[-1]["faults/timeouts"] == 1
+    assert (rows[0]["faults/timeouts"], rows[-1]["faults/timeouts"]) == (0, 1)
+    assert rows[-1]["faults/dropped_rollouts"] == sum(event["dropped"] for event in info["faults"]) == 1
 
 
 @pytest.mark.slow
@@ -198,9 +237,11 @@ def test_a_replacement_has_chances_of_its_own(tmp_path):
     seeds = [seed_of(1, Role.ENV, 0, attempts) for attempts in ((), (1,), (2,), (0, 1), (1, 0))]
     assert len(set(seeds)) == len(seeds)
     parts = small().plan().parts
-    first, second, again = (parts.collector(0, attempts).generator.get_state() for attempts in ((), (0, 1), (0, 1)))
-    assert not first.equal(second)
-    assert second.equal(again)
+    first, second, again = (parts.collector(0, attempts) for attempts in ((), (0, 1), (0, 1)))
+    assert not first.generator.get_state().equal(second.generator.get_state())
+    assert second.generator.get_state().equal(again.generator.get_state())
+    assert not set(first.envs.seeds) & set(second.envs.seeds)
+    assert second.envs.seeds == again.envs.seeds
 
 
 @pytest.mark.slow

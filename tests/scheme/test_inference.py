@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 
@@ -14,6 +15,7 @@ from modrl.config import BadInput
 from modrl.messages import Weights
 from modrl.scheme.compute import Compute, snapshot
 from modrl.scheme.inference import Server
+from modrl.scheme.start import Site, start_collection
 from modrl.tree import leaves, to_numpy
 from tests.runs import assert_equal_weights, small, table, trained, weights_of
 from tests.scheme.tiny import parts_of
@@ -111,6 +113,12 @@ def test_requests_are_answered_in_one_batch_each_with_its_own():
     assert asked_at_once(server, range(4)) == {0: 0, 1: 2, 2: 4, 3: 6}
     assert actor.widths == [4]
     server.close()
+
+
+def test_a_server_does_not_wait_for_another_one_s_collectors():
+    experiment = small(scheme=under("thread", {"name": "server", "replicas": 2}))
+    with contextlib.closing(start_collection(Site(experiment.scheme, experiment.plan().parts), 0)) as collectors:
+        assert [server.worker.batch for server in collectors.group.servers] == [4, 4]  # two collectors of two environments each
 
 
 def test_a_batch_waits_no_longer_than_its_timeout():

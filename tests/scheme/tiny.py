@@ -177,7 +177,7 @@ def weights_of(actor, version=0):
 
 
 class Deadly(Count):
-    """Count, but whoever comes first to step `at` of its life (and creates the file) kills its process, or hangs."""
+    """Count, but whoever comes first to step `at` of its life (and creates the file) kills its process, hangs, or fails in another way."""
 
     def __init__(self, file, at=20, how="kill", n=5):
         super().__init__(n)
@@ -193,6 +193,10 @@ class Deadly(Count):
             else:
                 if self.how == "kill":
                     os.kill(os.getpid(), signal.SIGKILL)
+                if self.how == "raise":
+                    raise RuntimeError("the environment broke")
+                if self.how == "exit":
+                    raise SystemExit(3)
                 threading.Event().wait(60)
         return super().step(action)
 

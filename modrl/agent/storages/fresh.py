@@ -13,7 +13,7 @@ from modrl.messages import Rollout
 
 
 class Fresh(Storage, name="fresh"):
-    """Hands every column out once, oldest first: a wide rollout makes several batches, several narrow ones make one."""
+    """Hands every column out once: wide rollouts are dealt out over several batches, several narrow ones make one."""
 
     def __init__(self, config: Storage.Config, *, batch: int, generator: torch.Generator) -> None:
         super().__init__(config, batch=batch, generator=generator)

@@ -1,4 +1,4 @@
-"""Columns not learned from yet: rollouts of any width in, any number of columns out, oldest first."""
+"""Columns not learned from yet: rollouts of any width in, batches out."""
 
 from __future__ import annotations
 
@@ -13,40 +13,48 @@ from modrl.tree import to_torch
 
 
 class Pending:
-    """A queue of columns. It copies a rollout once on the way in, and again only to cut or to join."""
+    """Columns on their way to batches, oldest first. It copies a rollout once on the way in, and again only to cut or to join.
+
+    Columns that are there for several batches are dealt out over them like cards: for k batches, every k-th to the first. So a
+    batch is of the same environments however many gradient workers have a share of them.
+    """
 
     def __init__(self, horizon: int) -> None:
         self.horizon = horizon
-        self._batches: deque[Batch] = deque()
+        self._waiting: list[Batch] = []  # of any width
+        self._dealt: deque[Batch] = deque()  # whole batches
 
     def __len__(self) -> int:
-        return sum(len(batch.version) for batch in self._batches)
+        return sum(len(batch.version) for batch in (*self._dealt, *self._waiting))
 
     def insert(self, rollout: Rollout) -> None:
         """Takes a rollout in, copied."""
         batch = from_rollout(rollout)
         assert len(batch.reward) == self.horizon, f"expected rollouts of {self.horizon} steps, got one of {len(batch.reward)}"
-        self._batches.append(batch)
+        self._waiting.append(batch)
 
     def take(self, count: int) -> Batch | None:
-        """The `count` oldest columns; None: there are not as many."""
-        if len(self) < count:
-            return None
-        taken = []
-        while count:
-            batch = self._batches.popleft()
-            width = len(batch.version)
-            if width > count:
-                self._batches.appendleft(batch.columns(torch.arange(count, width)))
-                batch, width = batch.columns(torch.arange(count)), count
-            taken.append(batch)
-            count -= width
-        return concatenate(taken)
+        """A batch of `count` columns; None: there are not as many."""
+        if self._dealt and len(self._dealt[0].version) != count:  # the size has changed
+            self._waiting, self._dealt = [*self._dealt, *self._waiting], deque()
+        if not self._dealt:
+            self._deal(count)
+        return self._dealt.popleft() if self._dealt else None
 
-    def state(self) -> list[Batch]:
+    def _deal(self, count: int) -> None:
+        batches, rest = divmod(len(self), count)
+        if not batches:
+            return
+        whole = concatenate(self._waiting)
+        dealt = batches * count
+        self._waiting = [whole.columns(torch.arange(dealt, dealt + rest))] if rest else []
+        self._dealt.extend([whole] if batches == 1 and not rest else [whole.columns(torch.arange(i, dealt, batches)) for i in range(batches)])
+
+    def state(self) -> list[list[Batch]]:
         """What to continue from."""
-        return list(self._batches)
+        return [self._waiting, list(self._dealt)]
 
-    def restore(self, state: list[Any]) -> None:
+    def restore(self, state: list[list[Any]]) -> None:
         """Continues from what `state` gave."""
-        self._batches = deque(to_torch(batch) for batch in state)
+        waiting, dealt = ([to_torch(batch) for batch in batches] for batches in state)
+        self._waiting, self._dealt = waiting, deque(dealt)

@@ -36,13 +36,18 @@ class PeerLost(WorkerError):
     """A worker could not agree with its peers, for one of them was lost; it can go on with others."""
 
 
-def run(future: Future[Any], worker: str, function: Callable[..., Any], *arguments: Any) -> None:
+def is_loss(error: BaseException) -> bool:
+    """Whether it ended a run for want of a worker, or of a replacement for it."""
+    return isinstance(error, (WorkerLost, PeerLost)) or isinstance(error.__cause__, WorkerLost)
+
+
+def run(future: Future[Any], worker: str, function: Callable[..., Any], *arguments: Any, caught: type[BaseException] = Exception) -> None:
     """Runs a call into a future; what it raises becomes a WorkerError, unless it is one from a worker further in."""
     try:
         future.set_result(function(*arguments))
     except WorkerError as error:
         future.set_exception(error)
-    except Exception as error:
+    except caught as error:
         failure = WorkerError(worker, traceback.format_exc())
         failure.__cause__ = error
         future.set_exception(failure)

@@ -36,7 +36,7 @@ class ThreadWorker:
             if self._closing or not future.set_running_or_notify_cancel():
                 future.cancel()
                 continue
-            run(future, self.name, getattr(self.worker, method), *arguments)
+            run(future, self.name, getattr(self.worker, method), *arguments, caught=BaseException)  # nobody else hears of it
             del task, future, arguments  # results are the caller's now
 
     def submit(self, method: str, *arguments: Any) -> Future[Any]:

@@ -18,9 +18,9 @@ from modrl.tree import leaves, tree_map
 HORIZON = 3
 
 
-def numbered(columns, version=0, horizon=HORIZON, truncated=()):
-    """A rollout that says of every value whose it is: 1000 * version + 100 * column + step; `truncated`: pairs (t, b)."""
-    stamp = (1000 * version + 100 * np.arange(columns) + np.arange(horizon + 1)[:, None]).astype(np.float32)
+def numbered(columns, version=0, horizon=HORIZON, truncated=(), start=0):
+    """A rollout that says of every value whose it is: 1000 * version + 100 * (start + column) + step; `truncated`: pairs (t, b)."""
+    stamp = (1000 * version + 100 * (start + np.arange(columns)) + np.arange(horizon + 1)[:, None]).astype(np.float32)
     cut = np.zeros((horizon, columns), bool)
     for t, b in truncated:
         cut[t, b] = True
@@ -94,12 +94,33 @@ def test_filler_stays_filler():
     assert np.array_equal(storage.batch().valid.numpy(), valid)
 
 
-def test_a_wide_rollout_makes_several_batches_oldest_first():
+def test_wide_rollouts_are_dealt_out_over_several_batches():
     storage = fresh(2)
     storage.insert(numbered(5, version=1))
     storage.insert(numbered(1, version=2))
-    assert [stamps(storage.batch()) for _ in range(3)] == [[1000, 1100], [1200, 1300], [1400, 2000]]
+    assert [stamps(storage.batch()) for _ in range(3)] == [[1000, 1300], [1100, 1400], [1200, 2000]]
     assert storage.batch() is None
+
+
+def test_what_is_left_over_waits_for_more():
+    storage = fresh(2)
+    storage.insert(numbered(5, version=1))
+    assert [stamps(storage.batch()) for _ in range(2)] == [[1000, 1200], [1100, 1300]]
+    assert storage.batch() is None
+    storage.insert(numbered(1, version=2))
+    assert stamps(storage.batch()) == [1400, 2000]
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_a_batch_is_of_the_same_columns_however_many_gradient_workers_share_it(workers):
+    """Each has its consecutive part of 16 environments and of batches of 8."""
+    whole, shares = fresh(8), [fresh(8 // workers) for _ in range(workers)]
+    whole.insert(numbered(16))
+    width = 16 // workers
+    for number, share in enumerate(shares):
+        share.insert(numbered(width, start=number * width))
+    for _ in range(2):
+        assert stamps(whole.batch()) == [column for share in shares for column in stamps(share.batch())]
 
 
 def test_several_narrow_rollouts_make_one_batch():
@@ -215,8 +236,8 @@ def test_a_batch_waits_for_its_fresh_part_alone():
     storage.insert(numbered(1, 1))
     assert storage.batch() is None
     storage.insert(numbered(3, 2))
-    assert stamps(storage.batch())[:2] == [1000, 2000]
-    assert stamps(storage.batch())[:2] == [2100, 2200]
+    assert stamps(storage.batch())[:2] == [1000, 2100]
+    assert stamps(storage.batch())[:2] == [2000, 2200]
     assert storage.batch() is None
 
 
@@ -285,7 +306,7 @@ def test_without_contents_only_what_is_new_is_saved():
     after = replay(seed=99)
     after.restore(before.state(contents=False))
     assert after.stored == 0
-    assert stamps(after.batch())[:2] == [1200, 1300]
+    assert stamps(after.batch())[:2] == [1100, 1300]
 
 
 @pytest.mark.parametrize("make", [fresh, replay])
