@@ -36,6 +36,10 @@ PATIENCE = 1800.0
 Where they have one it is half of that, so that who waits is not taken for who hangs."""
 
 
+_LEFT: list[Any] = []
+"""Process groups that were left in the middle of a collective: to destroy one waits for its end."""
+
+
 class Replica:
     """A gradient worker with optimisers of its own.
 
@@ -53,6 +57,7 @@ class Replica:
         self._peers: Any = None  # the process group
         self._store: Any = None
         self._size = 1
+        self._summing = False  # a collective is under way
 
     # --- the process group ---
 
@@ -67,7 +72,7 @@ class Replica:
 
     def join(self, address: str, port: int, own: str, rank: int, size: int) -> int:
         """Joins the replicas that meet at this address, from an `own` one; gives the version of this replica's weights."""
-        self._leave()
+        self.leave()
         try:
             self._meet(address, port, own, rank, size)
         except RuntimeError as error:
@@ -88,9 +93,12 @@ class Replica:
             listening._devices = [dist.ProcessGroupGloo.create_device(hostname=own)]
             self._peers = dist.ProcessGroupGloo(self._store, rank, size, listening)
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """Leaves the others: who waits for this replica fails at once."""
         if self._peers is not None:
             self._peers.abort()
+            if self._summing:
+                _LEFT.append(self._peers)
             self._peers = None
 
     def _sum(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -100,12 +108,15 @@ class Replica:
             PeerLost: a replica was lost meanwhile; nothing has changed here.
         """
         flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
+        self._summing = True
         try:
             options = dist.AllreduceOptions()
             options.timeout = datetime.timedelta(seconds=PATIENCE if self.timeout is None else self.timeout / 2)
             self._peers.allreduce([flat], options).wait()
         except RuntimeError as error:
             raise PeerLost("a replica", f"the replicas could not agree: {error}") from error
+        finally:
+            self._summing = False
         parts = flat.split([tensor.numel() for tensor in tensors])
         return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
 
@@ -213,7 +224,7 @@ class Replica:
 
     def close(self) -> None:
         """Ends the collectors."""
-        self._leave()
+        self.leave()
         self.worker.close()
 
 
@@ -269,12 +280,22 @@ class ReplicaGroup(Group):
 
     def rescue(self) -> dict[str, Any] | None:
         """What the newest replica has learned, of those that still answer after a failure; None: none does."""
+        self._part()
         deadline = time.monotonic() + RESCUE_SECONDS
         found = []
         for future in [worker.submit("learned") for worker in self.workers]:
             with contextlib.suppress(WorkerError, TimeoutError):
                 found.append(future.result(max(0.0, deadline - time.monotonic())))
         return max(found, key=lambda learned: learned["steps"], default=None)
+
+    def _part(self) -> None:
+        """Those that have ended leave, so that those that wait for them do not any more."""
+        for worker in self.workers:
+            worker.submit("leave")
+
+    def close(self) -> None:
+        self._part()
+        super().close()
 
     def _make_up(self, worker: int, error: WorkerLost) -> None:
         super()._make_up(worker, error)
