@@ -3,8 +3,8 @@
     python benchmarks/inference.py
 
 Eight collectors in threads, each with one environment whose step takes 5 ms, with inference of their own and with a server.
-The runs are synchronous and of one seed, so that both have to draw the same actions. Results go to
-benchmarks/results/inference_threads.json.
+The runs are synchronous and of one seed, so that both have to draw the same actions. Five pairs, one run after the other; the
+figures are medians over the pairs. Results go to benchmarks/results/inference_threads.json.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Slow(gymnasium.Env):
         self.t += 1
         return self.np_random.normal(size=8).astype(np.float32), float(action == 1), self.t == 50, False, {}
 '''
-COLLECTORS, HORIZON, ROUNDS = 8, 20, 60
+COLLECTORS, HORIZON, ROUNDS, PAIRS = 8, 20, 60, 5
 
 
 def measure(inference: str, hidden: int) -> dict:
@@ -78,11 +78,13 @@ def measure(inference: str, hidden: int) -> dict:
 def main() -> None:
     results = []
     for hidden in (64, 512):
-        own, served = (measure(inference, hidden) for inference in ("collector", "server"))
-        same = own.pop("actions") == served.pop("actions")
-        results.append(
-            {"hidden": hidden, "collector": own, "server": served, "ratio": served["ms_per_step"] / own["ms_per_step"], "same_actions": same}
-        )
+        pairs = [[measure(inference, hidden) for inference in ("collector", "server")] for _ in range(PAIRS)]
+        ratios = sorted(served["ms_per_step"] / own["ms_per_step"] for own, served in pairs)
+        own, served = (float(np.median([each["ms_per_step"] for each in side])) for side in zip(*pairs, strict=True))
+        results.append({
+            "hidden": hidden, "collector": {"ms_per_step": own}, "server": {"ms_per_step": served, "batch": min(pair[1]["batch"] for pair in pairs)},
+            "ratio": ratios[PAIRS // 2], "ratios": [ratios[0], ratios[-1]], "same_actions": all(a["actions"] == b["actions"] for a, b in pairs),
+        })  # fmt: skip
         print(results[-1], flush=True)
     save("inference_threads", {"collectors": COLLECTORS, "results": results})
 

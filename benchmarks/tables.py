@@ -133,13 +133,14 @@ def inference(name: str, result: dict) -> str:
     lines = [
         "## An inference server in threads\n",
         f"`python benchmarks/inference.py`: {result['collectors']} collectors in threads with one environment each, whose step takes 5 ms;",
-        "networks of two layers.\n", about(result),
+        "networks of two layers; medians of five pairs of runs, the least mean batch.\n", about(result),
         "| width of a layer | step with collectors' own inference | with a server | ratio | mean batch | same actions |", "|---|---|---|---|---|---|",
     ]  # fmt: skip
     for run in result["results"]:
         own, served = run["collector"]["ms_per_step"], run["server"]["ms_per_step"]
-        same = "yes" if run["same_actions"] else "no"
-        lines.append(f"| {run['hidden']} | {own:.2f} ms | {served:.2f} ms | {run['ratio']:.2f} | {run['server']['batch']:.2f} | {same} |")
+        same, (low, high) = "yes" if run["same_actions"] else "no", run["ratios"]
+        ratio, batch = f"{run['ratio']:.2f} ({low:.2f} to {high:.2f})", run["server"]["batch"]
+        lines.append(f"| {run['hidden']} | {own:.2f} ms | {served:.2f} ms | {ratio} | {batch:.2f} | {same} |")
     return "\n".join(lines) + "\n"
 
 
