@@ -153,8 +153,7 @@ def _as_written(value: Any) -> str:
 
     if isinstance(value, Settings):
         plain = dump(value)
-        name = plain.pop("name", None)
-        value = name if name is not None and value == type(value)() else plain if name is None else {"name": name, **plain}
+        value = plain["name"] if "name" in plain and value == type(value)() else plain
     return json.dumps(value)
 
 

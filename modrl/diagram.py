@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+from modrl.config import counted
 from modrl.scheme.scheme import Scheme
 from modrl.scheme.settings import Servers, Workers
 
@@ -43,7 +44,7 @@ def _collection(scheme: Scheme.Config) -> Lines:
     several = collection.workers > 1
     in_turn = ", one after the other" if several and collection.place == "here" else ""
     text = [
-        f"{_count(collection.workers, 'collector')} ({collection.place}){in_turn}",
+        f"{counted(collection.workers, 'collector')} ({collection.place}){in_turn}",
         f"1/{total} of the environments{' each' if several else ''}" if total > 1 else "all environments",
     ]
     if collection.preemption is not None:
@@ -74,7 +75,7 @@ def _rollouts(scheme: Scheme.Config) -> Lines:
     if collection.ahead:
         label.append(f"ahead {collection.ahead}: collectors work on meanwhile")
     if collection.max_lag is not None:
-        label.append(f"max_lag {collection.max_lag}: at most {_count(collection.max_lag, 'pull')} behind")
+        label.append(f"max_lag {collection.max_lag}: at most {counted(collection.max_lag, 'pull')} behind")
     if collection.max_staleness is not None:
         label.append(f"max_staleness {collection.max_staleness}: older are dropped")
     return _wrapped(label, LABEL)
@@ -91,7 +92,7 @@ def _gathered(what: str, group: Workers, all_are: str) -> str:
 def _servers(settings: Servers, place: str) -> Lines:
     """The inference servers of one gradient worker."""
     text = [
-        f"{_count(settings.replicas, 'inference server')} ({place})",
+        f"{counted(settings.replicas, 'inference server')} ({place})",
         f"batch: {'all' if settings.batch is None else settings.batch}, or after {settings.timeout_ms:g} ms",
     ]
     if settings.device is not None:
@@ -115,7 +116,7 @@ def _central(scheme: Scheme.Config) -> Lines:
     label = [_gathered("gradients", gradient, "added up")]
     if gradient.gather != "all":
         label += ["they are added up"] if gradient.gather > 1 else []
-        label += [f"max_lag {gradient.max_lag}: at most {_count(gradient.max_lag or 0, 'pull')} behind"]
+        label += [f"max_lag {gradient.max_lag}: at most {counted(gradient.max_lag or 0, 'pull')} behind"]
     return [
         *_arrows({LEFT: ["weights"], RIGHT: _wrapped(label, LABEL)}),
         *_box(["updater (here)", "gradients → optimisers → weights"], BOX, top={LEFT: "┴", RIGHT: "▼"}),
@@ -126,7 +127,7 @@ def _replicas(scheme: Scheme.Config) -> Lines:
     """How gradient workers with optimisers of their own agree, and the updater that only counts."""
     every = scheme.average_every
     back, forth = ("sum", "gradients") if every is None else ("mean", "weights")
-    text = [f"all-reduce {'at each step' if every in (None, 1) else f'every {every} steps'}", f"among {_count(scheme.gradient.workers, 'worker')}"]
+    text = [f"all-reduce {'at each step' if every in (None, 1) else f'every {every} steps'}", f"among {counted(scheme.gradient.workers, 'worker')}"]
     return [
         *_arrows({LEFT: [back], MIDDLE: [forth], RIGHT: ["counts, metrics"]}),
         *_beside(_box(text, SIDE, top={LEFT: "┴", MIDDLE: "▼"}), []),
@@ -142,11 +143,7 @@ def _bounds(scheme: Scheme.Config) -> Lines:
 def _bound(bound: int | None, unit: str) -> str:
     if bound is None:
         return "without bound"
-    return f"at most {_count(bound, unit)}" if bound else "none"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"at most {counted(bound, unit)}" if bound else "none"
 
 
 # --- lines and corners ---

@@ -31,6 +31,7 @@ from modrl.config import (
     Origin,
     Problem,
     Settings,
+    counted,
     dotted,
     dump,
     is_builtin,
@@ -98,7 +99,7 @@ class Experiment(Settings):
         if self.envs.count % collectors:
             raise problem(
                 f"{self.envs.count} environments cannot be dealt out equally over {collectors} collectors "
-                f"({learners} gradient worker{'s' if learners > 1 else ''} × {self.scheme.collection.workers}); choose a multiple of {collectors}",
+                f"({counted(learners, 'gradient worker')} × {self.scheme.collection.workers}); choose a multiple of {collectors}",
                 "envs.count",
             )
         if self.storage.batch % learners:
@@ -323,8 +324,9 @@ class Experiment(Settings):
         Raises:
             BadInput: they are of other spaces or networks than the experiment's.
         """
-        result = []
-        for index, entry in enumerate(self.scheme.collection.per_worker):
+        entries, result = self.scheme.collection.per_worker, []
+        common = parts.make_actor().state_dict() if entries else {}
+        for index, entry in enumerate(entries):
             where = f"scheme.collection.per_worker.{index}"
             changed = self._changed_by(entry)
             try:
@@ -336,7 +338,7 @@ class Experiment(Settings):
                     f"{where}.envs: observations {spaces.observation_space} and actions {spaces.action_space}, but one actor is for all, "
                     f"and the experiment's are {parts.observation_space} and {parts.action_space}"
                 )
-            own, common = parts.make_actor(changed.actor).state_dict(), parts.make_actor().state_dict()
+            own = parts.make_actor(changed.actor).state_dict()
             if {name: value.shape for name, value in own.items()} != {name: value.shape for name, value in common.items()}:
                 raise BadInput(f"{where}.actor: gives networks of other shapes than the experiment's; only settings that leave them alone can differ")
             if differ := [name for name in own if not torch.equal(own[name], common[name])]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from modrl.config import Origin, Path_, origin_of
+from modrl.config import Origin, Path_, counted, origin_of
 from modrl.experiment import Experiment, document
 
 SELECTORS = ("name", "preset")
@@ -50,11 +50,10 @@ def implications(experiment: Experiment) -> Iterator[tuple[str, str]]:
     share = storage.batch // gradient.workers
     updates_of = gradient.workers if gradient.alone else 1  # of one batch
     columns, fresh = storage.batch // updates_of, experiment.fresh_columns * gradient.workers // updates_of
-    collectors = f"{collection.workers} collector{'s' if collection.workers > 1 else ''}"
+    collectors = counted(collection.workers, "collector")
     yield "workers:", f"{gradient.workers} gradient ({gradient.place}) × {collectors} ({collection.place}), {width} envs each"
     if collection.inference != "collector":
-        servers = collection.inference.replicas
-        yield "inference:", f"{servers} server{'s' if servers > 1 else ''} ({collection.place}) for {collectors}"
+        yield "inference:", f"{counted(collection.inference.replicas, 'server')} ({collection.place}) for {collectors}"
     yield "rollout:", f"{storage.horizon} steps × {width} columns"
     replayed = f", {fresh} of the columns fresh" if fresh != columns else ""
     yield "effective batch:", f"{columns} columns × {storage.horizon} steps = {columns * storage.horizon} samples per update{replayed}"

@@ -134,8 +134,9 @@ class Run:
             except Interrupted:
                 raise
             except BaseException as error:
-                path = self._fail(error, interrupt)
-                if self.info["status"] == "interrupted" and interrupt.signal is not None:
+                lost = interrupt.signal is not None and is_loss(error)  # the signal was for workers too
+                path = self._fail(error, lost or isinstance(error, KeyboardInterrupt))
+                if lost and interrupt.signal is not None:
                     raise Interrupted(interrupt.signal, path) from error
                 raise
 
@@ -256,7 +257,7 @@ class Run:
         checkpoint.keep_newest(self.directory.checkpoints, self.plan.checkpointing.keep)
         return path
 
-    def _fail(self, error: BaseException, interrupt: Interrupt) -> Path | None:
+    def _fail(self, error: BaseException, interrupted: bool) -> Path | None:
         """Keeps what can be kept: the disk itself may be what failed. Gives the checkpoint."""
         path = None
         with contextlib.suppress(OSError):
@@ -266,8 +267,7 @@ class Run:
         except OSError as another:
             logger.warning("no checkpoint of the end could be written: %s", another)
         with contextlib.suppress(OSError):
-            stopped = isinstance(error, KeyboardInterrupt) or (interrupt and is_loss(error))  # a signal may be for workers too
-            self._end("interrupted" if stopped else "failed", error)
+            self._end("interrupted" if interrupted else "failed", error)
         return path
 
     def _end(self, status: str, error: BaseException | None = None) -> None:

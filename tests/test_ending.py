@@ -17,6 +17,8 @@ import ray
 from modrl.checkpoint import newest
 from modrl.config import to_yaml
 from modrl.experiment import Experiment
+from modrl.interrupt import Interrupted
+from modrl.scheme.collect import Collector
 from modrl.scheme.places.base import WorkerError
 from tests.runs import SMALL, small, state_of, table
 
@@ -100,6 +102,18 @@ def test_ctrl_c_ends_a_run_with_a_checkpoint_that_goes_on(scheme, folder):
     resumed = table(folder / "run")
     assert [row["updates"] for row in resumed] == sorted({row["updates"] for row in resumed})
     assert resumed[-1]["env_steps"] >= info["env_steps"] + 200
+
+
+def test_a_second_signal_ends_a_run_at_once(tmp_path, monkeypatch):
+    def twice(self, weights):
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Collector, "collect", twice)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        small().run(tmp_path / "run")
+    assert not isinstance(raised.value, Interrupted)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "interrupted"
 
 
 LEFT = """

@@ -16,12 +16,12 @@ from modrl.config.components import (
 )
 from modrl.config.documents import Document, merge, override, parse, read, read_file
 from modrl.config.files import dump, origin_of, to_yaml, validate
-from modrl.config.problems import BadInput, ConfigError, Origin, Path_, Problem, dotted, nearest
+from modrl.config.problems import BadInput, ConfigError, Origin, Path_, Problem, counted, dotted, nearest
 from modrl.config.schema import json_schema
 from modrl.config.settings import Settings, problem, shown
 
 __all__ = [
     "ADAPTERS", "REGISTRY", "BadInput", "Component", "ConfigError", "Document", "Origin", "Path_", "Problem", "Settings", "builtins_of",
-    "dotted", "dump", "import_module", "is_builtin", "json_schema", "load_object", "merge", "module_name", "nearest", "origin_of",
+    "counted", "dotted", "dump", "import_module", "is_builtin", "json_schema", "load_object", "merge", "module_name", "nearest", "origin_of",
     "override", "parse", "problem", "public_name", "raised", "read", "read_file", "resolve", "shown", "to_yaml", "validate", "with_article",
 ]  # fmt: skip

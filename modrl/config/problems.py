@@ -45,11 +45,15 @@ class ConfigError(BadInput):
         super().__init__(str(self))
 
     def __str__(self) -> str:
-        count = f"{len(self.problems)} problem{'s' if len(self.problems) > 1 else ''} in {self.source}"
-        return "\n".join([count, *(f"  {problem}" for problem in self.problems)])
+        return "\n".join([f"{counted(len(self.problems), 'problem')} in {self.source}", *(f"  {problem}" for problem in self.problems)])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ConfigError, (self.problems, self.source)
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 problem`, `2 problems`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def dotted(path: Iterable[str | int]) -> str:

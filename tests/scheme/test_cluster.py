@@ -16,7 +16,7 @@ from modrl.config import BadInput, to_yaml
 from modrl.scheme.places import ray as place
 from modrl.scheme.places.base import WorkerError
 from modrl.scheme.places.ray import Options, RayWorker, code_of
-from tests.runs import SMALL, table
+from tests.runs import SMALL, small, table
 
 ROOT = Path(__file__).parents[2]
 
@@ -81,6 +81,19 @@ def test_a_folder_with_too_much_in_it_is_refused(monkeypatch, tmp_path):
     (tmp_path / "big.py").write_text("# much more than ten bytes\n")
     with pytest.raises(BadInput, match="too much to send to a cluster's workers"):
         code_of([str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [("127.0.0.1:1", "no Ray cluster answers at 127.0.0.1:1"), ("ray://127.0.0.1:1", "HOST:PORT of a cluster's head"), ("rubbish", "HOST:PORT")],
+)
+def test_an_address_of_no_cluster_is_refused_at_once_and_nothing_is_begun(address, said, tmp_path):
+    experiment = small(scheme="impala", machine={"ray": {"address": address}})
+    with pytest.raises(BadInput, match=f"machine.ray.address: .*{said}"):
+        experiment.run(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(BadInput, match=said):
+        place.check_address(address)
 
 
 def test_a_worker_s_process_is_called_as_the_worker_is(cluster):

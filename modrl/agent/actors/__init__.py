@@ -9,23 +9,6 @@ from modrl.agent.actors.resnet import Deep
 from modrl.agent.actors.torsos import MLP, Embedding, Identity, Torso
 
 __all__ = [
-    "GRU",
-    "LSTM",
-    "MLP",
-    "Actor",
-    "ActorCritic",
-    "Auto",
-    "Deep",
-    "Distribution",
-    "Embedding",
-    "Identity",
-    "ImageTorso",
-    "Inference",
-    "Memory",
-    "Nature",
-    "Output",
-    "Recurrent",
-    "Shallow",
-    "Step",
-    "Torso",
+    "GRU", "LSTM", "MLP", "Actor", "ActorCritic", "Auto", "Deep", "Distribution", "Embedding", "Identity", "ImageTorso", "Inference",
+    "Memory", "Nature", "Output", "Recurrent", "Shallow", "Step", "Torso",
 ]  # fmt: skip

@@ -89,6 +89,7 @@ class Cluster:
         self.local = address == "local"
         if not self.started:
             return
+        check_address(address)
         options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": True, "include_dashboard": False}
         if self.local:
             options |= {"address": "local", "_node_ip_address": "127.0.0.1", "object_store_memory": object_store}
