@@ -70,13 +70,13 @@ def problem_at(path: Path_, text: str, value: Any, at: str = "") -> InitErrorDet
     return InitErrorDetails(type=problem(text, at), loc=path, input=value)
 
 
-def members_of(annotation: Any) -> set[Any]:
-    """The types that an annotation's union admits."""
+def members_of(annotation: Any) -> list[Any]:
+    """The types that an annotation's union admits, as they are written."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return {member for part in typing.get_args(annotation) for member in members_of(part)}
+        return list(dict.fromkeys(member for part in typing.get_args(annotation) for member in members_of(part)))
     if typing.get_origin(annotation) is typing.Annotated:
         return members_of(typing.get_args(annotation)[0])
-    return {annotation}
+    return [annotation]
 
 
 def _wrong_type(cls: type[Settings], name: str, value: Any) -> InitErrorDetails | None:
@@ -86,9 +86,9 @@ def _wrong_type(cls: type[Settings], name: str, value: Any) -> InitErrorDetails 
         return None
     members = members_of(field.annotation)
     takes_text = any(m is str or typing.get_origin(m) is typing.Literal or hasattr(m, "reads_text") for m in members)
-    if isinstance(value, (bool, str)) and bool not in members and not takes_text and members & {int, float}:
+    if isinstance(value, (bool, str)) and bool not in members and not takes_text and {int, float}.intersection(members):
         return problem_at((name,), f"expected {_expected(field.annotation)}, got {shown(value)}", value)
-    if isinstance(value, (int, float, str)) and not isinstance(value, bool) and members - {type(None)} == {bool}:
+    if isinstance(value, (int, float, str)) and not isinstance(value, bool) and set(members) <= {bool, type(None)}:
         return problem_at((name,), f"expected true or false, got {shown(value)}", value)
     return None
 
@@ -162,6 +162,6 @@ def _unknown(cls: type[Settings], word: str) -> str:
 
 
 def _type_name(annotation: Any) -> str:
-    names = {getattr(member, "opens_kind", getattr(member, "__name__", str(member))) for member in members_of(annotation) - {type(None)}}
+    names = {getattr(member, "opens_kind", getattr(member, "__name__", str(member))) for member in members_of(annotation) if member is not type(None)}
     names = {"function" if name == "Callable" else name for name in names}
     return " or ".join(sorted(names))
