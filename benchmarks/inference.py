@@ -29,7 +29,7 @@ LOG = Path(__file__).parent
 
 
 class Slow(gymnasium.Env):
-    """A random walk that is seen, and whose every step takes 5 ms; its actions are written down."""
+    """A random walk that is seen, and whose every step takes 5 ms; its actions are written down at its end."""
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (8,), np.float32)
     action_space = gymnasium.spaces.Discrete(4)
@@ -37,16 +37,18 @@ class Slow(gymnasium.Env):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         if seed is not None:
-            self.name = f"actions-{seed}"
+            self.name, self.actions = f"actions-{seed}", bytearray()
         self.t = 0
         return self.np_random.normal(size=8).astype(np.float32), {}
 
     def step(self, action):
         time.sleep(0.005)
-        with open(LOG / self.name, "ab") as file:
-            file.write(bytes([int(action)]))
+        self.actions.append(int(action))
         self.t += 1
         return self.np_random.normal(size=8).astype(np.float32), float(action == 1), self.t == 50, False, {}
+
+    def close(self):
+        (LOG / self.name).write_bytes(self.actions)
 '''
 COLLECTORS, HORIZON, ROUNDS, PAIRS = 8, 20, 60, 5
 

@@ -10,7 +10,7 @@ import torch
 
 from modrl.agent.actors.base import Actor
 from modrl.envs.base import Envs
-from modrl.tree import tree_map
+from modrl.tree import on_device, tree_map
 
 
 class Result(NamedTuple):
@@ -47,7 +47,7 @@ def evaluate(
     done: list[tuple[int, float, int]] = []
     while any(quota.values()) and not stop():
         watch()
-        obs, first, reward = tree_map(lambda x: torch.from_numpy(x).to(device), (now.obs, now.first, now.reward))
+        obs, first, reward = on_device(tree_map(torch.from_numpy, (now.obs, now.first, now.reward)), device)
         step = actor.act(obs, first, memory._replace(last_reward=reward), generator, greedy)
         now = envs.step(actor.to_env(step.action))
         memory = step.memory

@@ -24,9 +24,14 @@ def leaves(tree: Tree) -> list[Any]:
 
 def to_numpy(tree: Tree) -> Tree:
     """Tensors as numpy arrays, without a copy where they lie on the CPU; other leaves stay."""
-    return tree_map(lambda x: x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else x, tree)
+    return tree_map(lambda x: x.numpy(force=True) if isinstance(x, torch.Tensor) else x, tree)
 
 
 def to_torch(tree: Tree) -> Tree:
     """Numpy arrays as tensors of their own (copied: they may be read-only); other leaves stay."""
     return tree_map(lambda x: torch.from_numpy(np.array(x)) if isinstance(x, np.ndarray) else x, tree)
+
+
+def on_device(tree: Tree, device: torch.device) -> Tree:
+    """The tensors on `device`, those that are there already as they are."""
+    return tree_map(lambda x: x if x.device == device else x.to(device), tree)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -12,10 +12,10 @@ from modrl.agent.actors.base import Actor, Memory, Step
 from modrl.envs.base import Envs, Timestep
 from modrl.messages import Episode, Rollout, Tree, Weights
 from modrl.scheme.compute import Compute, load
-from modrl.scheme.inference import Client, ask
+from modrl.scheme.inference import Answer, Client
 from modrl.scheme.race import Race, Round
 from modrl.seeding import restore
-from modrl.tree import to_numpy, to_torch, tree_map
+from modrl.tree import on_device, to_numpy, to_torch, tree_map
 
 
 class Collector:
@@ -71,15 +71,18 @@ class Collector:
         return recorder.rollout(self.version, {"act": acting, "env": stepping}, self.envs.counts())
 
     def _act(self, now: Timestep, memory: Memory) -> Step:
+        if self.server is not None:
+            return cast(Step, self.server.infer(now.obs, now.first, to_numpy(memory), self._choose))
         with self.compute.precision_scope():
-            if self.server is None:
-                return self.actor.act(self._tensors(now.obs), self._tensors(now.first), memory, self.generator)
-            answer = ask(self.server, now.obs, now.first, memory, self.compute.device)
-            step = self.actor.choose(answer.inference, self.generator)
-        return step._replace(behaviour={**step.behaviour, "version": torch.full((len(now.first),), answer.version)})
+            return self.actor.act(self._tensors(now.obs), self._tensors(now.first), memory, self.generator)
+
+    def _choose(self, answer: Answer) -> Step:
+        with self.compute.precision_scope():
+            step = self.actor.choose(on_device(to_torch(answer.inference), self.compute.device), self.generator)
+        return step._replace(behaviour={**step.behaviour, "version": torch.full((len(answer.inference.policy),), answer.version)})
 
     def _tensors(self, arrays: Tree) -> Tree:
-        return tree_map(lambda x: torch.from_numpy(x).to(self.compute.device), arrays)
+        return on_device(tree_map(torch.from_numpy, arrays), self.compute.device)
 
     def state(self) -> dict[str, Any]:
         """Plain data to continue from: exactly where the envs can be saved, else with new episodes."""
@@ -96,7 +99,7 @@ class Collector:
             return False
         self.envs.restore(state["envs"])
         self.now = Timestep(**tree_map(np.array, state["now"]))._replace(episodes=())
-        self.memory = tree_map(lambda x: x.to(self.compute.device), to_torch(Memory(**state["memory"])))
+        self.memory = on_device(to_torch(Memory(**state["memory"])), self.compute.device)
         return True
 
     def close(self) -> None:

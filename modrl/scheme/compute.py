@@ -25,6 +25,15 @@ class Compute(NamedTuple):
         return torch.autocast(self.device.type, torch.bfloat16)
 
 
+def use_torch_threads() -> None:
+    """Lets the calling thread compute with as many torch threads as the process is set to.
+
+    OpenMP keeps that number per thread, and a new thread has that of all cores until torch sets it, which it does in some
+    operations only. Without this a layer's few rows are split over the cores, and the helpers spin between two steps.
+    """
+    torch.set_num_threads(torch.get_num_threads())
+
+
 @torch.no_grad()
 def load(module: nn.Module, state: Mapping[str, Any]) -> None:
     """Copies a state into the module, in one call per device.

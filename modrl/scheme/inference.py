@@ -1,26 +1,25 @@
 """Central inference: collectors send observations, a server answers them in batches (SEED RL: Espeholt et al., 2020; PolyBeast).
 
 The server holds the weights and nothing else. Recurrent state stays with its environments and travels along; the server
-answers with the parameters of the distribution, and the collector draws the action with its own generator, so that no
+answers with the parameters of the distribution, and each collector's action is drawn with its own generator, so that no
 action depends on who else was in the batch.
 """
 
 from __future__ import annotations
 
-import queue
 import threading
-import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from modrl.agent.actors.base import Actor, Inference, Memory
 from modrl.messages import Tree, Weights
-from modrl.scheme.compute import Compute, load
-from modrl.tree import to_numpy, to_torch, tree_map
+from modrl.scheme.compute import Compute, load, use_torch_threads
+from modrl.tree import on_device, to_numpy, tree_map
 
 
 class Answer(NamedTuple):
@@ -33,14 +32,19 @@ class Answer(NamedTuple):
 class Client(Protocol):
     """A collector's way to its server."""
 
-    def infer(self, obs: Tree, first: np.ndarray, memory: Memory) -> Answer:
-        """The server's answer to observations [B, ...], as numpy arrays; waits for it."""
+    def infer(self, obs: Tree, first: np.ndarray, memory: Memory, then: Callable[[Answer], Any]) -> Any:
+        """`then` of the server's answer to observations [B, ...], as numpy arrays; waits for it."""
+
+
+def _as_it_is(answer: Answer) -> Answer:
+    return answer
 
 
 class _Request(NamedTuple):
     inputs: tuple[Tree, np.ndarray, Memory]  # numpy
     width: int
-    answer: Future[Answer]
+    then: Callable[[Answer], Any]
+    result: Future[Any]  # `then` of the answer
 
 
 class Server:
@@ -54,7 +58,9 @@ class Server:
         self.version = -1
         self._counts = Counter[str]()
         self._weights = threading.Lock()
-        self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._waiting: list[_Request] = []
+        self._closed = False
         self._thread = threading.Thread(target=self._serve, name="inference server", daemon=True)
         self._thread.start()
 
@@ -67,36 +73,48 @@ class Server:
             counts, self._counts = self._counts, Counter()
         return {name: float(number) for name, number in counts.items()}
 
-    def infer(self, obs: Tree, first: np.ndarray, memory: Memory) -> Answer:
-        """What the actor says of these observations [B, ...]; waits for a batch to be full."""
-        request = _Request((obs, first, memory), len(first), Future())
-        self._requests.put(request)
-        return request.answer.result()
+    def infer(self, obs: Tree, first: np.ndarray, memory: Memory, then: Callable[[Answer], Any] = _as_it_is) -> Any:
+        """`then` of what the actor says of these observations [B, ...]; waits for a batch to be full.
+
+        It is called in the server's thread, one request after the other: threads that were all woken to go on at the same
+        time would take the interpreter from each other at every operation of torch, which takes longer than the work itself.
+        """
+        request = _Request((obs, first, memory), len(first), then, Future())
+        with self._changed:
+            self._waiting.append(request)
+            if len(self._waiting) == 1 or self._full():  # in between nothing changes for the server, which is not woken
+                self._changed.notify()
+        return request.result.result()
+
+    def _full(self) -> bool:
+        return self._closed or sum(request.width for request in self._waiting) >= self.batch
 
     def _serve(self) -> None:
-        while (request := self._requests.get()) is not None:
-            requests, deadline = [request], time.monotonic() + self.timeout
-            while sum(r.width for r in requests) < self.batch:
-                try:
-                    more = self._requests.get(timeout=max(0.0, deadline - time.monotonic()))
-                except queue.Empty:
-                    break
-                if more is None:
-                    self._requests.put(None)
-                    break
-                requests.append(more)
+        use_torch_threads()
+        while requests := self._next():
             try:
                 answers = self._answer(requests)
             except Exception as error:  # of the actor's; it is told by whoever asked
                 for request in requests:
-                    request.answer.set_exception(error)
+                    request.result.set_exception(error)
                 continue
             for request, answer in zip(requests, answers, strict=True):
-                request.answer.set_result(answer)
+                try:
+                    request.result.set_result(request.then(answer))
+                except Exception as error:
+                    request.result.set_exception(error)
+
+    def _next(self) -> list[_Request]:
+        """The next batch; nothing once the server is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            self._changed.wait_for(self._full, self.timeout)
+            requests, self._waiting = self._waiting, []
+            return [] if self._closed else requests
 
     @torch.no_grad()
     def _answer(self, requests: list[_Request]) -> list[Answer]:
-        obs, first, memory = tree_map(lambda *xs: torch.from_numpy(np.concatenate(xs)).to(self.compute.device), *[r.inputs for r in requests])
+        obs, first, memory = on_device(tree_map(lambda *xs: torch.from_numpy(np.concatenate(xs)), *[r.inputs for r in requests]), self.compute.device)
         with self._weights, self.compute.precision_scope():
             inference, version = to_numpy(self.actor.infer(obs, first, memory)), self.version
             self._counts.update({"inference/batches": 1, "inference/columns": len(first)})
@@ -105,14 +123,10 @@ class Server:
 
     def close(self) -> None:
         """Ends the server; requests that wait are not answered."""
-        self._requests.put(None)
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
 
 
 def _rows(tree: Tree, start: int, end: int) -> Tree:
     return tree_map(lambda x: x[start:end], tree)
-
-
-def ask(client: Client, obs: Tree, first: np.ndarray, memory: Memory, device: torch.device) -> Answer:
-    """A server's answer, as tensors."""
-    answer = client.infer(obs, first, to_numpy(memory))
-    return answer._replace(inference=tree_map(lambda x: x.to(device), to_torch(answer.inference)))

@@ -107,6 +107,32 @@ def asked_at_once(server, numbers):
     return answers
 
 
+def test_what_follows_an_answer_is_done_for_its_request_alone():
+    server = Server(actor=Recording(), compute=Compute(), batch=2, timeout=5.0)
+    told, threads = {}, set()
+
+    def one(number):
+        def follow(answer):
+            threads.add(threading.current_thread().name)
+            return 1 / (float(answer.inference.policy[0, 0]) - 2)  # of 1 there is none
+
+        try:
+            told[number] = server.infer(np.full((1, 1), number, np.float32), np.zeros(1, bool), (), follow)
+        except ZeroDivisionError:
+            told[number] = "its own error"
+
+    for _ in range(2):  # the server goes on
+        askers = [threading.Thread(target=one, args=(number,)) for number in (1, 2)]
+        for asker in askers:
+            asker.start()
+        for asker in askers:
+            asker.join(5)
+        assert told == {1: "its own error", 2: 0.5}
+        told.clear()
+    assert threads == {"inference server"}
+    server.close()
+
+
 def test_requests_are_answered_in_one_batch_each_with_its_own():
     actor = Recording()
     server = Server(actor=actor, compute=Compute(), batch=4, timeout=5.0)

@@ -75,7 +75,7 @@ class Head(nn.Module, ABC):
 
 
 def _numpy(action: torch.Tensor | np.ndarray) -> np.ndarray:
-    return action.detach().cpu().numpy() if isinstance(action, torch.Tensor) else action
+    return action.numpy(force=True) if isinstance(action, torch.Tensor) else action
 
 
 class DiscreteHead(Head):

@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -28,15 +28,18 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")  # as every other place: where cores are busy, collectors of niceness 15 starve
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a worker without GPUs keeps CUDA_VISIBLE_DEVICES
 
+import numpy as np
 import ray
 import torch
 from ray import cloudpickle
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
+from modrl.agent.actors.base import Memory
 from modrl.config import BadInput
-from modrl.messages import Weights
+from modrl.messages import Tree, Weights
 from modrl.rundir import version as modrl_version
 from modrl.scheme.group import STARTING_SECONDS
+from modrl.scheme.inference import Answer
 from modrl.scheme.places.base import Factory, PeerLost, WorkerError, WorkerLost
 from modrl.scheme.race import KEPT, Round
 from modrl.tree import to_numpy
@@ -397,21 +400,21 @@ class RayClient:
         self.name = worker.name
         self.actor = worker.actor
 
-    def infer(self, *inputs: Any) -> Any:
-        """The server's answer.
+    def infer(self, obs: Tree, first: np.ndarray, memory: Memory, then: Callable[[Answer], Any]) -> Any:
+        """`then` of the server's answer, computed here.
 
         Raises:
             PeerLost: the server is gone.
         """
         try:
-            answer = ray.get(self.actor.call.remote("infer", *inputs))
+            answer = ray.get(self.actor.call.remote("infer", obs, first, memory))
         except RayTaskError:
             raise
         except RayError as error:
             raise PeerLost(self.name, _died(error)) from error
         if isinstance(answer, WorkerError):
             raise answer
-        return answer
+        return then(answer)
 
 
 class _BoardActor:

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
+from modrl.scheme.compute import use_torch_threads
 from modrl.scheme.places.base import Factory, run
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ class ThreadWorker:
         self._thread.start()
 
     def _work(self) -> None:
+        use_torch_threads()
         while (task := self._tasks.get()) is not None:
             future, method, arguments = task
             if self._closing or not future.set_running_or_notify_cancel():
