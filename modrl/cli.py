@@ -18,6 +18,8 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from modrl.bench import Result
+    from modrl.experiment import Experiment
     from modrl.scheme.scheme import Scheme
     from modrl.scheme.settings import Collection, Workers
     from modrl.verify import Outcome
@@ -276,6 +278,60 @@ def _show_outcome(outcome: Outcome) -> None:
     if outcome.error is not None and outcome.tolerance is not None and "bounds" not in outcome.name and "lags" not in outcome.name:
         measured = "bit by bit" if outcome.tolerance == 0 == outcome.error else f"error {outcome.error:.1e}, tolerance {outcome.tolerance:.0e}"
     out.print(f"[{style}]{word:<9}[/]{escape(outcome.name)}  [dim]{escape('; '.join(filter(None, [measured, outcome.detail])))}[/]", soft_wrap=True)
+
+
+@app.command()
+def bench(
+    file: Annotated[Path | None, typer.Argument(help="an experiment file (YAML); without one, IMPALA on Pong")] = None,
+    overrides: Overrides = None,
+    rounds: Annotated[int, typer.Option(min=1, help="figures are medians over so many rounds")] = 5,
+    seconds: Annotated[float, typer.Option(min=0.1, help="for each part in each round; the whole runs twice as long")] = 2.0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure throughput against the machine's own limit: each part alone, then the whole, in turns."""
+    from modrl.bench import STANDARD, measure
+    from modrl.config import Document, merge, override, validate
+    from modrl.experiment import Experiment
+
+    texts = overrides or []
+    if file is not None and "=" in file.name and not file.exists():  # an override where no file is named
+        file, texts = None, [str(file), *texts]
+    if file is None:
+        document = Document(STANDARD, {})
+        for text in texts:
+            document = merge(document, override(text))
+        experiment = validate(Experiment, document, "the standard experiment")
+    else:
+        experiment = Experiment.load(file, texts)
+    with err.status("measuring", spinner="line") as status:
+        result = measure(experiment, rounds, seconds, lambda done: status.update(f"measuring: {done} of {rounds} rounds"))
+    if as_json:
+        print(json.dumps(result.to_dict()))
+        return
+    _show_bench(experiment, result)
+
+
+def _show_bench(experiment: Experiment, result: Result) -> None:
+    from modrl.config import counted
+
+    machine = f"{counted(result.cores, 'core')}, {experiment.machine.precision}"
+    gpu = any(cost.gpu for cost in result.parts.values())
+    title = f"{experiment.name}, {_title(experiment.scheme)}; {machine}; µs per env step"
+    table = Table("part", *["core", "GPU"][: 1 + gpu], title=escape(title), title_justify="left", box=None, header_style="dim", title_style="bold")
+    for name, cost in result.parts.items():
+        table.add_row({"env": "environments", "act": "acting", "learn": "learning"}[name], *[f"{1e6 * value:,.0f}" for value in cost[: 1 + gpu]])
+    out.print(table)
+    rates = [f["efficiency"] for f in result.rounds]
+    out.print(f"roofline    {result.roofline:>9,.0f} steps/s, where nobody waits and nothing else is done")
+    out.print(
+        f"the whole   {result.steps_per_second:>9,.0f} steps/s: efficiency [bold]{result.efficiency:.2f}[/] ({min(rates):.2f} to {max(rates):.2f})"
+    )
+    for who, shares in (("collectors", result.collectors), ("gradient workers", result.learners)):
+        if shares:
+            listed = ", ".join(f"{stage} {share:.0%}" for stage, share in shares.items() if share >= 0.005)
+            out.print(f"[dim]{who}:[/] {listed}", soft_wrap=True)
+    for words in result.advice:
+        out.print(escape(words[0].upper() + words[1:]) + ".", soft_wrap=True)
 
 
 def main() -> NoReturn:

@@ -51,7 +51,7 @@ class Rollout(NamedTuple):
     behaviour: dict[str, np.ndarray]  # [T, B, ...] what the acting policy said: log_prob, value
     version: int  # of the weights that acted on the first step
     episodes: tuple[Episode, ...] = ()  # those that ended in these T steps
-    seconds: dict[str, float] = {}  # time spent, by stage: env, act
+    seconds: dict[str, float] = {}  # time spent, by stage: transfer, act, env, record
     counts: dict[str, float] = {}  # what else is worth counting, by column
 
 
@@ -66,7 +66,7 @@ class Gradient(NamedTuple):
     episodes: tuple[Episode, ...]  # that arrived since this worker's previous gradient
     policy_lags: tuple[int, ...]  # rounds, one per rollout learned from for the first time
     metrics: dict[str, float]  # sums over the valid samples, by name
-    seconds: dict[str, float]  # time spent, by stage: env, act, wait, learn
+    seconds: dict[str, float]  # time spent, by stage: those of its rollouts, and wait, transfer, batch, loss, backward
     counts: dict[str, float] = {}  # what else is worth counting, by column
     events: tuple[Event, ...] = ()  # what befell this worker's collectors
     said: dict[str, float] = {}  # of the optimiser, where the worker has its own

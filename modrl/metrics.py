@@ -18,6 +18,7 @@ import numpy as np
 
 from modrl.config import BadInput
 from modrl.messages import Gradient
+from modrl.scheme.stages import add
 
 COLUMNS = (
     "env_steps", "frames", "updates", "wall_seconds", "episodes", "episode_return", "episode_length", "steps_per_second",
@@ -48,7 +49,7 @@ class Metrics:
         self.gradient_lags: list[int] = []
         self.sums: dict[str, float] = defaultdict(float)
         self.weights: dict[str, int] = defaultdict(int)
-        self.stages: dict[str, float] = defaultdict(float)
+        self.stages: dict[str, float] = {}
         self.said: dict[str, list[float]] = defaultdict(list)
         self.counted = defaultdict(float, {name: value for name, value in self.counted.items() if name.startswith("faults/")})
         self.open = True  # no complete batch yet
@@ -72,13 +73,16 @@ class Metrics:
             for name, value in gradient.metrics.items():
                 self.sums[name] += value
                 self.weights[name] += gradient.weight
-            for stage, seconds in gradient.seconds.items():
-                self.stages[stage] += seconds
+            self.spend(gradient.seconds)
             self.count(gradient.counts)
         self.gradient_lags += lags
         for name, value in said.items():
             self.said[name].append(value)
         self.open = not all(gradient.last for gradient in gradients)
+
+    def spend(self, seconds: Mapping[str, float]) -> None:
+        """What this process itself spent on a stage."""
+        self.stages = add(self.stages, seconds)
 
     def count(self, counts: Mapping[str, float]) -> None:
         """What happened, by column: faults are counted over the whole run, the others from row to row."""
@@ -117,7 +121,7 @@ class Metrics:
         if batches := counted.pop("inference/batches", 0):
             values["inference/batch"] = counted.pop("inference/columns") / batches
         values |= counted
-        collecting, learning = self.stages["act"] + self.stages["env"], self.stages["learn"]
+        collecting, learning = (sum(self.stages.get(stage, 0.0) for stage in stages) for stages in (("act", "env"), ("loss", "backward")))
         if learning:
             values["time/collect_to_learn"] = collecting / learning
         self._clear()

@@ -27,6 +27,7 @@ from modrl.scheme.parts import Parts
 from modrl.scheme.places.base import is_loss
 from modrl.scheme.replica import ReplicaGroup
 from modrl.scheme.scheme import Scheme
+from modrl.scheme.stages import Stages
 from modrl.scheme.update import Updater
 from modrl.seeding import Role, generator, seed_of
 from modrl.settings import Checkpointing, Evaluation, Logging, Ticker
@@ -172,14 +173,17 @@ class Run:
 
     def _train(self, interrupt: Interrupt) -> Iterator[Row]:
         with _tensorboard(self.directory.path, self.plan.logging.tensorboard, self.updater.env_steps) as board:
-            clock = _Clock(self.plan, self.updater.env_steps)
+            clock, stages = _Clock(self.plan, self.updater.env_steps), Stages()
             weights = self.updater.weights()
             self.metrics.start(self.updater.env_steps)
             while not self.done and not interrupt:
                 gradients = self.group.pull(weights)
                 self.metrics.count(self.group.counts())
                 self._heed(self.group.events())
+                stages.begin()
                 weights = self.updater.apply(gradients)
+                stages.lap("optimise")
+                self.metrics.spend(stages.take())
                 for gradient in gradients:
                     self._heed(gradient.events)
                 if not self.metrics.open and not self.done and not interrupt and clock.row.due(self.updater.env_steps):

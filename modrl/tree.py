@@ -32,6 +32,11 @@ def to_torch(tree: Tree) -> Tree:
     return tree_map(lambda x: torch.from_numpy(np.array(x)) if isinstance(x, np.ndarray) else x, tree)
 
 
+def as_torch(tree: Tree) -> Tree:
+    """Numpy arrays as tensors that share their memory; read-only ones are copied. Other leaves stay."""
+    return tree_map(lambda x: torch.from_numpy(x if x.flags.writeable else np.array(x)) if isinstance(x, np.ndarray) else x, tree)
+
+
 def on_device(tree: Tree, device: torch.device) -> Tree:
     """The tensors on `device`, those that are there already as they are."""
     return tree_map(lambda x: x if x.device == device else x.to(device), tree)

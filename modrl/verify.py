@@ -116,14 +116,14 @@ class TracedWorker(GradientWorker):
         super()._load(weights)
         self.known[weights.version] = weights.acting
 
-    def _learn(self, batch: Batch, weights: Weights) -> None:
+    def learn(self, batch: Batch, weights: Weights) -> None:
         serial = batch.behaviour["serial"][0]
         lag, valid = (weights.version - batch.version) // self.steps_per_round, batch.valid.sum(0)
         columns = [{"serial": int(serial[i]), "lag": int(lag[i]), "valid": int(valid[i])} for i in batch.fresh.nonzero().flatten().tolist()]
         content = {"worker": self.number, "version": weights.version, "columns": columns, "likelihood": self._likelihood(batch)}
         _write(self.parts.folder, "batch", content | {"valid": int(batch.valid.sum())})
         behaviour = {key: value for key, value in batch.behaviour.items() if key != "serial"}
-        super()._learn(batch._replace(behaviour=behaviour), weights)
+        super().learn(batch._replace(behaviour=behaviour), weights)
 
     @torch.no_grad()
     def _likelihood(self, batch: Batch) -> float:

@@ -104,7 +104,7 @@ def test_metrics_begin_with_the_named_columns_and_cover_the_steps(finished):
     with open(run / "metrics.csv", newline="") as lines:
         columns, *rows = csv.reader(lines)
     assert columns[: len(COLUMNS)] == COLUMNS
-    assert {"loss/policy", "loss/value", "loss/entropy", "loss/total", "time/env", "time/learn"} <= set(columns)
+    assert {"loss/policy", "loss/value", "loss/entropy", "loss/total", "time/env", "time/loss", "time/backward"} <= set(columns)
     assert [int(row[0]) for row in rows] == list(range(40, 801, 40))
     assert rows[-1][columns.index("updates")] == "20"
     assert all(row[columns.index("policy_lag_max")] == "0" for row in rows)
@@ -490,3 +490,26 @@ def test_what_an_interrupted_run_says_can_be_pasted_into_a_shell(modrl, file, tm
 
 def test_a_word_between_colons_is_no_picture(modrl, file):
     assert ":A:" in modrl("train", file, "envs.id='nowhere:A:'")[2]
+
+
+def test_bench_prints_one_object(modrl, file):
+    status, said, _ = modrl("bench", file, "scheme=overlapped", "--rounds", 1, "--seconds", 0.2, "--json")
+    result = json.loads(said)
+    assert status == 0
+    assert {"steps_per_second", "roofline", "efficiency", "stages"} <= result.keys()
+    assert result["efficiency"] == pytest.approx(result["steps_per_second"] / result["roofline"])
+
+
+def test_bench_is_a_table_for_people(modrl, file):
+    status, said, _ = modrl("bench", file, "--rounds", 1, "--seconds", 0.2)
+    assert status == 0
+    for word in ("environments", "acting", "learning", "roofline", "efficiency", "gradient workers: ", "with scheme=overlapped both go on at once"):
+        assert word in said
+
+
+def test_bench_without_a_file_is_of_pong_and_takes_settings_too(modrl):
+    status, said, _ = modrl("bench", "scheme=overlaped")
+    assert status == 2
+    assert "did you mean 'overlapped'?" in said + _
+    status, said, _ = modrl("bench", "nowhere.yaml")
+    assert status == 2

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from modrl.messages import Rollout, Tree
-from modrl.tree import leaves, to_torch, tree_map
+from modrl.tree import as_torch, leaves, tree_map
 
 
 class Batch(NamedTuple):
@@ -50,15 +50,15 @@ class Batch(NamedTuple):
 
 
 def from_rollout(rollout: Rollout) -> Batch:
-    """The rollout as tensors of its own: arrays from an object store are read-only, and here they are copied."""
+    """The rollout as tensors, which are the rollout's own memory; arrays from an object store are read-only, and are copied."""
     steps, width = rollout.reward.shape
     _assert_shapes(rollout, steps, width)
     valid = np.ones_like(rollout.terminated) if rollout.valid is None else rollout.valid
-    return Batch(
-        to_torch(rollout.obs), to_torch(rollout.first), to_torch(rollout.action), to_torch(rollout.reward), to_torch(rollout.terminated),
-        to_torch(rollout.truncated), to_torch(valid), to_torch(rollout.final_obs), to_torch(rollout.memory), to_torch(rollout.behaviour),
-        torch.full((width,), rollout.version, dtype=torch.int64), torch.ones(width, dtype=torch.bool),
-    )  # fmt: skip
+    parts = as_torch((
+        rollout.obs, rollout.first, rollout.action, rollout.reward, rollout.terminated, rollout.truncated, valid,
+        rollout.final_obs, rollout.memory, rollout.behaviour,
+    ))  # fmt: skip
+    return Batch(*parts, torch.full((width,), rollout.version, dtype=torch.int64), torch.ones(width, dtype=torch.bool))
 
 
 def _assert_shapes(rollout: Rollout, steps: int, width: int) -> None:

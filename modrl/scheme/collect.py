@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, cast
 
 import numpy as np
@@ -14,6 +13,7 @@ from modrl.messages import Episode, Rollout, Tree, Weights
 from modrl.scheme.compute import Compute, load
 from modrl.scheme.inference import Answer, Client
 from modrl.scheme.race import Race, Round
+from modrl.scheme.stages import Stages
 from modrl.seeding import restore
 from modrl.tree import on_device, to_numpy, to_torch, tree_map
 
@@ -34,6 +34,7 @@ class Collector:
         self.server: Client | None = None
         self.version = -1
         self.round: Round = (-1, 0)
+        self.stages = Stages()
         self.now: Timestep | None = None  # what the next action answers
         self.memory: Memory | None = None
 
@@ -43,32 +44,33 @@ class Collector:
 
     def collect(self, weights: Weights) -> Rollout:
         """The next `horizon` steps [T, B] of this collector's environments, acted on these weights."""
+        self.stages.begin()
         if self.server is None and weights.version != self.version:
             load(self.actor, weights.acting)
             self.version = weights.version
+            self.stages.lap("transfer")
         self.round = (weights.version, self.round[1] + 1 if weights.version == self.round[0] else 0)
         if self.now is None or self.memory is None:
             self.now = self.envs.reset()
             self.memory = self.actor.initial_memory(len(self.now.first))
         recorder = _Recorder(self.horizon, self.now, self.memory)
-        acting = stepping = 0.0
         for slot in range(self.horizon):
-            start = time.perf_counter()
+            self.stages.lap("record")
             step = self._act(self.now, self.memory)
             action = self.actor.to_env(step.action)
-            acted = time.perf_counter()
+            self.stages.lap("act")
             self.now = self.envs.step(action)
-            stepped = time.perf_counter()
+            self.stages.lap("env")
             self.memory = step.memory._replace(last_reward=self._tensors(self.now.reward))
             recorder.add(slot, to_numpy(step.action), to_numpy(step.behaviour), self.now)
-            acting += acted - start
-            stepping += stepped - acted
             if self.race is not None and self.race.over(self.round, slot + 1, self.horizon):
                 recorder.stop(slot + 1)
                 break
         if self.race is not None:
             self.race.board.finish(self.round)
-        return recorder.rollout(self.version, {"act": acting, "env": stepping}, self.envs.counts())
+        rollout = recorder.rollout(self.version, self.envs.counts())
+        self.stages.lap("record")
+        return rollout._replace(seconds=self.stages.take())
 
     def _act(self, now: Timestep, memory: Memory) -> Step:
         if self.server is not None:
@@ -145,7 +147,7 @@ class _Recorder:
         self.actions += self.actions[-1:] * (len(self.reward) - slots)
         self.behaviours += self.behaviours[-1:] * (len(self.reward) - slots)
 
-    def rollout(self, version: int, seconds: dict[str, float], counts: dict[str, float]) -> Rollout:
+    def rollout(self, version: int, counts: dict[str, float]) -> Rollout:
         """All of it."""
         version = int(self.behaviours[0]["version"].min()) if "version" in self.behaviours[0] else version
         return Rollout(
@@ -153,5 +155,5 @@ class _Recorder:
             terminated=self.terminated, truncated=self.truncated, valid=None if self.valid.all() else self.valid,
             final_obs=tree_map(lambda *xs: np.concatenate(xs), *self.final_obs) if self.final_obs else None,
             memory=self.memory, behaviour=tree_map(lambda *xs: np.stack(xs), *self.behaviours),
-            version=version, episodes=tuple(self.episodes), seconds=seconds, counts=counts,
+            version=version, episodes=tuple(self.episodes), counts=counts,
         )  # fmt: skip

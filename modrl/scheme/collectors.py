@@ -30,6 +30,10 @@ class Collectors:
         """What was counted since this was last asked, by column."""
         return self.group.counts()
 
+    def seconds(self) -> dict[str, float]:
+        """How long rollouts were waited for, and weights handed out, since this was last asked."""
+        return self.group.stages.take()
+
     def events(self) -> tuple[Event, ...]:
         """What befell the workers since this was last asked."""
         return self.group.events()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from modrl.agent.storages.base import Storage
 from modrl.messages import Episode, Gradient, Rollout, Weights
 from modrl.scheme.collectors import Collectors
 from modrl.scheme.compute import Compute, load
+from modrl.scheme.stages import Stages, add
 from modrl.seeding import restore
 
 MANY_STALE = 1000
@@ -78,6 +78,7 @@ class GradientWorker:
         self._losses: Iterator[Loss] = iter(())
         self._yielded = 0  # losses of the current batch so far
         self._news = _News()
+        self.stages = Stages()
         self._change: tuple[Algorithm.Config, Storage.Config, int] | None = None
 
     def change(self, algorithm: Algorithm.Config, storage: Storage.Config, steps_per_round: int) -> None:
@@ -86,6 +87,7 @@ class GradientWorker:
 
     def gradient(self, weights: Weights) -> Gradient:
         """The next gradient, on these weights."""
+        self.stages.begin()
         self._load(weights)
         while (loss := self._next_loss()) is None:
             self._begin(weights)
@@ -93,6 +95,7 @@ class GradientWorker:
 
     def finish(self, weights: Weights) -> Gradient | None:
         """As `gradient`, but no batch begins: None once the current one is used up."""
+        self.stages.begin()
         self._load(weights)
         loss = self._next_loss()
         return None if loss is None else self._differentiate(loss, weights)
@@ -102,12 +105,12 @@ class GradientWorker:
         for name, module in self.algorithm.modules().items():
             load(module, weights.learning[name])
         self.algorithm.prepare(weights.progress)
+        self.stages.lap("transfer")
 
     def _next_loss(self) -> Loss | None:
-        start = time.perf_counter()
         with self.compute.precision_scope():
             loss = next(self._losses, None)
-        self._news.seconds["learn"] += time.perf_counter() - start
+        self.stages.lap("loss")
         if loss is not None:
             self._yielded += 1
         elif self._yielded not in (0, self.algorithm.num_losses):
@@ -123,10 +126,9 @@ class GradientWorker:
             (algorithm, storage, self.steps_per_round), self._change = self._change, None
             self.algorithm.change(algorithm, weights.progress)
             self.storage.change(storage)
-        start = time.perf_counter()
         batch = self._next_batch(weights) if self.storage.fresh else self._paced_batch(weights)
-        self._news.seconds["wait"] += time.perf_counter() - start
-        self._learn(batch, weights)
+        self.stages.lap("batch")
+        self.learn(batch, weights)
 
     def _next_batch(self, weights: Weights) -> Batch:
         while (batch := self.storage.batch()) is None:
@@ -147,7 +149,10 @@ class GradientWorker:
 
     def _pull(self, weights: Weights, wait: bool = True) -> None:
         """Rollouts into the storage, but for those that are too old."""
-        for rollout in self.collection.pull(weights.for_acting(), wait):
+        self.stages.lap("batch")
+        rollouts = self.collection.pull(weights.for_acting(), wait)
+        self.stages.begin()  # the collection counts its own
+        for rollout in rollouts:
             self._news.hear(rollout)
             lag = (weights.version - rollout.version) // self.steps_per_round
             if self.max_staleness is not None and lag > self.max_staleness:
@@ -167,13 +172,14 @@ class GradientWorker:
                 self.pace.env_steps += steps
                 self._news.policy_lags += [lag] * rollout.reward.shape[1]
 
-    def _learn(self, batch: Batch, weights: Weights) -> None:
+    def learn(self, batch: Batch, weights: Weights) -> None:
         """The batch is the one that losses come from now."""
         self._news.count(batch, weights.version, self.steps_per_round)
+        self.stages.lap("batch")
         self._losses, self._yielded = iter(self.algorithm.losses(to_device(batch, self.compute.device))), 0
+        self.stages.lap("transfer")
 
     def _differentiate(self, loss: Loss, weights: Weights) -> Gradient:
-        start = time.perf_counter()
         parameters = self.algorithm.parameters()[loss.optimizer]
         terms = loss.sums(loss.terms)
         if "total" in terms:
@@ -181,7 +187,9 @@ class GradientWorker:
         total = torch.stack(list(terms.values())).sum()
         if not torch.isfinite(total):
             raise FloatingPointError(f"the loss is not finite: {', '.join(f'{name} {value.item():g}' for name, value in terms.items())}")
+        self.stages.lap("loss")
         total.backward()
+        self.stages.lap("backward")
         tensors = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
         for parameter in parameters:
             parameter.grad = None
@@ -190,11 +198,12 @@ class GradientWorker:
             metrics = dict(zip(sums, torch.stack([s.detach().float() for s in sums.values()]).tolist(), strict=True))
         weight = int(loss.valid.sum())
         news, self._news = self._news, _News()
-        news.seconds["learn"] += time.perf_counter() - start
         news.counts.update(self.collection.counts())
+        self.stages.lap("loss")
+        seconds = add(news.seconds, self.stages.take(), self.collection.seconds())
         return Gradient(
             {loss.optimizer: tensors}, weight, weights.version, news.env_steps, self._yielded == self.algorithm.num_losses,
-            tuple(news.episodes), tuple(news.policy_lags), metrics, dict(news.seconds), dict(news.counts), self.collection.events(),
+            tuple(news.episodes), tuple(news.policy_lags), metrics, seconds, dict(news.counts), self.collection.events(),
         )  # fmt: skip
 
     def nothing(self, weights: Weights) -> Gradient:
@@ -232,15 +241,14 @@ class _News:
         self.env_steps = 0
         self.episodes: list[Episode] = []
         self.policy_lags: list[int] = []
-        self.seconds: dict[str, float] = defaultdict(float)
+        self.seconds: dict[str, float] = {}
         self.counts = Counter[str]()
 
     def hear(self, rollout: Rollout) -> None:
         """A rollout has come."""
         self.episodes += rollout.episodes
         self.counts.update(rollout.counts)
-        for stage, seconds in rollout.seconds.items():
-            self.seconds[stage] += seconds
+        self.seconds = add(self.seconds, rollout.seconds)
 
     def count(self, batch: Batch, version: int, steps_per_round: int) -> None:
         """A batch is about to be learned from on weights of this version."""

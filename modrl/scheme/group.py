@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 from modrl.messages import Event, Weights
 from modrl.scheme.places.base import WorkerLost
+from modrl.scheme.stages import Stages
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +100,7 @@ class Group:
         self._attempts = Counter[int]()  # replacements by worker
         self._ended: dict[tuple[int, int], float] = {}  # when each worker, of each attempt, last ended a task
         self._events: list[Event] = []
+        self.stages = Stages()
         self._told: dict[str, tuple[Any, ...]] = {}  # what a replacement has to be told too, by method
 
     def pull(self, weights: Weights, wait: bool = True) -> list[Any]:
@@ -121,7 +123,9 @@ class Group:
     @contextlib.contextmanager
     def _starting(self, method: str, weights: Weights) -> Iterator[None]:
         """Idle workers start at the method; until this is left, replacements of lost workers do too."""
+        self.stages.begin()
         self._job = method, self.share(weights)
+        self.stages.lap("transfer")
         try:
             self._start_idle()
             yield
@@ -193,7 +197,9 @@ class Group:
     def _wait(self) -> None:
         """Until something has happened: a task is done, or a worker was found lost and replaced."""
         running = [task.future for task in self._tasks if not task.future.done()]
+        self.stages.begin()
         wait(running, self._patience(), FIRST_COMPLETED)
+        self.stages.lap("wait")
         self._attend()
 
     def _attend(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,7 +19,7 @@ from modrl.config import BadInput, Settings
 from modrl.envs.base import Envs
 from modrl.scheme.collect import Collector
 from modrl.scheme.collectors import Collectors
-from modrl.scheme.compute import Compute
+from modrl.scheme.compute import Compute, usable_cores
 from modrl.scheme.gradient import GradientWorker, Pace
 from modrl.scheme.inference import Server
 from modrl.scheme.race import Race
@@ -85,7 +84,7 @@ class Machine(Settings):
         """Torch threads of this process where `busy` other workers compute beside it and networks have so many weights."""
         if self.threads is not None:
             return self.threads
-        return max(1, (os.cpu_count() or 1) - busy) if weights >= SMALL else 1
+        return max(1, usable_cores() - busy) if weights >= SMALL else 1
 
 
 @dataclass(frozen=True)

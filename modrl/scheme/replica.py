@@ -21,6 +21,7 @@ from modrl.messages import Gradient, Weights
 from modrl.scheme.gradient import GradientWorker
 from modrl.scheme.group import Group
 from modrl.scheme.places.base import PeerLost, WorkerError, WorkerLost
+from modrl.scheme.stages import Stages, add
 from modrl.scheme.update import Optimizers
 from modrl.tree import to_torch
 
@@ -58,6 +59,7 @@ class Replica:
         self._store: Any = None
         self._size = 1
         self._summing = False  # a collective is under way
+        self.stages = Stages()
 
     # --- the process group ---
 
@@ -109,6 +111,7 @@ class Replica:
         """
         flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
         self._summing = True
+        self.stages.lap("optimise")
         try:
             options = dist.AllreduceOptions()
             options.timeout = datetime.timedelta(seconds=PATIENCE if self.timeout is None else self.timeout / 2)
@@ -117,6 +120,7 @@ class Replica:
             raise PeerLost("a replica", f"the replicas could not agree: {error}") from error
         finally:
             self._summing = False
+            self.stages.lap("reduce")
         parts = flat.split([tensor.numel() for tensor in tensors])
         return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
 
@@ -144,7 +148,10 @@ class Replica:
         return self._step(weights)
 
     def _own(self, weights: Weights) -> Weights:
-        return weights._replace(**self.optimizers.networks())
+        self.stages.begin()
+        own = weights._replace(**self.optimizers.networks())
+        self.stages.lap("transfer")
+        return own
 
     def _taken(self, weights: Weights) -> Gradient:
         gradient, self._pending = self._pending or self.worker.nothing(weights), None
@@ -152,6 +159,7 @@ class Replica:
 
     def _step(self, weights: Weights) -> Gradient:
         assert self._pending is not None
+        self.stages.begin()
         if self.every is None:
             said = self._step_together(self._pending, weights)
         else:
@@ -161,7 +169,8 @@ class Replica:
                 self._average()
         gradient, self._pending = self._pending, None
         self.steps = weights.version + 1
-        return gradient._replace(tensors={}, said=said)
+        self.stages.lap("optimise")
+        return gradient._replace(tensors={}, said=said, seconds=add(gradient.seconds, self.stages.take()))
 
     def _step_together(self, gradient: Gradient, weights: Weights) -> dict[str, float]:
         """One step on the sum of all replicas' gradients. Each optimiser's part is in it, for a replacement may be at another loss."""

@@ -38,6 +38,9 @@ class Given:
     def counts(self):
         return Counter()
 
+    def seconds(self):
+        return {}
+
     def events(self):
         return ()
 

@@ -13,7 +13,7 @@ from modrl.tree import to_torch
 
 
 class Pending:
-    """Columns on their way to batches, oldest first. It copies a rollout once on the way in, and again only to cut or to join.
+    """Columns on their way to batches, oldest first. A rollout is copied where it is read-only, to cut it and to join it, and not else.
 
     Columns that are there for several batches are dealt out over them like cards: for k batches, every k-th to the first. So a
     batch is of the same environments however many gradient workers have a share of them.
@@ -28,7 +28,7 @@ class Pending:
         return sum(len(batch.version) for batch in (*self._dealt, *self._waiting))
 
     def insert(self, rollout: Rollout) -> None:
-        """Takes a rollout in, copied."""
+        """Takes a rollout in, whose arrays are the storage's from now on."""
         batch = from_rollout(rollout)
         assert len(batch.reward) == self.horizon, f"expected rollouts of {self.horizon} steps, got one of {len(batch.reward)}"
         self._waiting.append(batch)

@@ -1,0 +1,118 @@
+"""Throughput against the machine's own limit: each part's cost, the roofline that follows, and what is said of the rest."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from modrl.bench import Alone, Cost, _roofline, advise, measure
+from tests.runs import small
+
+SLOW_LEARNER = {"name": "ppo", "epochs": 8, "minibatches": 4}
+
+
+class Busy:
+    """Keeps a core busy for 1 ms for each step, or only waits."""
+
+    def __init__(self, wait=False):
+        self.wait = wait
+
+    def work(self):
+        if self.wait:
+            time.sleep(0.001)
+        else:
+            until = time.thread_time() + 0.001
+            while time.thread_time() < until:
+                pass
+        return 1
+
+
+def test_a_parts_cost_is_what_it_computes_not_what_it_waits():
+    assert Alone([Busy()]).cost(0.2).core == pytest.approx(0.001, rel=0.3)
+    assert Alone([Busy(), Busy()]).cost(0.2).core == pytest.approx(0.001, rel=0.3)
+    assert Alone([Busy(wait=True)]).cost(0.2).core < 0.0005
+
+
+def test_a_part_that_fails_says_so():
+    class Failing:
+        def work(self):
+            raise ValueError("cannot be measured")
+
+    with pytest.raises(ValueError, match="cannot be measured"):
+        Alone([Busy(), Failing()]).cost(0.1)
+
+
+def test_the_roofline_is_what_the_cores_can_do_or_the_gpu_beside_them():
+    parts = {"env": Cost(300e-6), "act": Cost(60e-6), "learn": Cost(280e-6)}
+    assert _roofline(parts, 2) == pytest.approx(2 / 640e-6)
+    on_gpu = {"env": Cost(300e-6), "act": Cost(20e-6, 30e-6), "learn": Cost(20e-6, 370e-6)}
+    assert _roofline(on_gpu, 16) == pytest.approx(1 / 400e-6)
+    assert _roofline(on_gpu, 1) == pytest.approx(1 / 400e-6)
+    assert _roofline({"env": Cost(600e-6), "act": Cost(0, 1e-6)}, 1) == pytest.approx(1 / 600e-6)
+
+
+@pytest.mark.parametrize("scheme", ["local", "overlapped", {"gradient": {"place": "thread", "workers": 2}}], ids=["local", "overlapped", "dppo"])
+def test_what_is_measured_adds_up(scheme):
+    told = []
+    result = measure(small(scheme=scheme), rounds=2, seconds=0.3, tell=told.append)
+    assert told == [1, 2]
+    assert all(figure["efficiency"] == pytest.approx(figure["steps_per_second"] / figure["roofline"]) for figure in result.rounds)
+    assert 0 < result.efficiency < 2
+    assert result.roofline == pytest.approx(result.cores / sum(cost.core for cost in result.parts.values()), rel=0.5)
+    assert bool(result.collectors) == (scheme == "overlapped")
+    for shares in filter(None, (result.collectors, result.learners)):
+        assert sum(shares.values()) == pytest.approx(1, abs=0.1)
+    assert {"act", "env", "record", "batch", "transfer", "loss", "backward", "optimise"} <= result.stages.keys()
+    assert 0 < result.busy < 1.2
+
+
+def test_a_steps_share_of_learning_is_that_of_the_scheme_however_many_losses_and_workers():
+    """Eight epochs of four minibatches cost about eight times one pass; shares of two workers cost what the whole does."""
+    ppo = {"name": "ppo", "epochs": 1, "minibatches": 4}
+    costs = [
+        measure(small(algorithm=algorithm, scheme=scheme), rounds=1, seconds=0.4).parts["learn"].core
+        for algorithm, scheme in [(ppo, "local"), (ppo | {"epochs": 8}, "local")]
+    ]
+    assert 4 < costs[1] / costs[0] < 12
+
+
+def test_learning_that_is_slower_than_collecting_is_the_bottleneck():
+    result = measure(small(scheme="overlapped", algorithm=SLOW_LEARNER), rounds=1, seconds=0.4)
+    assert result.collectors["rest"] > 0.5
+    assert result.advice[0].startswith("collectors rest ")
+    assert "learning is the bottleneck" in result.advice[0]
+    assert "machine.precision=bf16" in result.advice[0]
+
+
+@pytest.mark.parametrize(
+    ("collectors", "learners", "busy", "said"),
+    [
+        ({}, {"env": 0.5, "act": 0.2, "loss": 0.3}, 0.5, ["collecting takes 70% of the time and learning waits for it"]),
+        ({"env": 0.9, "rest": 0.1}, {"wait": 0.4, "loss": 0.6}, 0.75, ["gradient workers wait 40% of the time: collection is the bottleneck", "25% of the 2 cores"]),
+        ({"env": 0.6, "rest": 0.4}, {"wait": 0.05, "loss": 0.9}, 0.95, ["collectors rest 40% of the time: learning is the bottleneck"]),
+        ({"env": 0.97, "rest": 0.03}, {"wait": 0.05, "loss": 0.95}, 0.97, []),
+        ({"env": 1.0}, {"reduce": 0.3, "loss": 0.7}, 1.0, ["gradient workers spend 30% of the time on agreeing"]),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_the_figures(collectors, learners, busy, said):
+    words = advise(small(scheme="overlapped"), collectors, learners, busy, 2)
+    assert len(words) == len(said)
+    for expected, text in zip(said, words, strict=True):
+        assert text.startswith(expected)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity here")
+def test_cores_are_those_that_the_process_may_use():
+    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); from modrl.scheme.compute import usable_cores; print(usable_cores())"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout.strip() == "1"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["impala", "dppo", "dd_ppo", "seed"])
+def test_schemes_on_ray_are_measured_too(scheme, cluster):
+    result = measure(small(scheme=scheme, storage={"name": "fresh", "horizon": 5, "batch": 8}), rounds=1, seconds=0.5)
+    assert 0 < result.efficiency < 2
