@@ -48,7 +48,7 @@ STANDARD: dict[str, Any] = {
 """What is measured where no file is named: IMPALA on Pong."""
 
 ENDLESS = 10**12
-COLLECTING = ("act", "env", "record")
+COLLECTING = ("act", "env", "record", "load")
 LEARNING = ("wait", "batch", "transfer", "loss", "backward", "optimise", "reduce")
 NOTABLE = 0.1
 """Waiting for more than this share of the time is worth a word."""
@@ -173,6 +173,9 @@ class _Nobody:
 
     def seconds(self) -> dict[str, float]:
         return {}
+
+    def laps(self) -> tuple[()]:
+        return ()
 
     def events(self) -> tuple[()]:
         return ()

@@ -62,6 +62,7 @@ def train(
     overrides: Overrides = None,
     run_dir: Annotated[Path | None, typer.Option(help="the run's own directory (default: runs/NAME/DATE-TIME-seed)")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="start, or continue from the newest checkpoint in --run-dir")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="write what every worker does when, as trace.json for ui.perfetto.dev")] = False,
 ) -> None:
     """Run an experiment, with live progress."""
     from modrl.display import Display
@@ -69,7 +70,7 @@ def train(
     from modrl.interrupt import Interrupted
 
     experiment = Experiment.load(file, overrides or [])
-    run, directory = experiment.prepare(run_dir, resume)
+    run, directory = experiment.prepare(run_dir, resume, profile)
     if run is None:
         out.print(f"{directory.path}: finished already, {experiment.steps:,} steps; nothing to do", soft_wrap=True)
         return

@@ -217,14 +217,14 @@ class Experiment(Settings):
 
     # --- runs ---
 
-    def run(self, run_dir: str | Path | None = None, resume: bool = False) -> Result:
-        """Trains to the end.
+    def run(self, run_dir: str | Path | None = None, resume: bool = False, profile: bool = False) -> Result:
+        """Trains to the end. `profile`: with a trace of what every worker did when, as trace.json.
 
         Raises:
             RunDirError: the directory holds another run.
             WorkerError, FloatingPointError, Interrupted: as `stream`.
         """
-        run, directory = self.prepare(run_dir, resume)
+        run, directory = self.prepare(run_dir, resume, profile)
         if run is not None:
             for _ in run.stream():
                 pass
@@ -235,7 +235,7 @@ class Experiment(Settings):
         """The same run, row by row, with settings that can be changed between two rows; leaving the loop ends it with a checkpoint."""
         return Stream(self, self.prepare(run_dir, resume)[0])
 
-    def prepare(self, run_dir: str | Path | None = None, resume: bool = False) -> tuple[Run | None, RunDir]:
+    def prepare(self, run_dir: str | Path | None = None, resume: bool = False, profile: bool = False) -> tuple[Run | None, RunDir]:
         """A run in its directory, ready to stream; None: `resume`, and it is finished already.
 
         Raises:
@@ -247,6 +247,8 @@ class Experiment(Settings):
         if directory.used and not resume:
             raise RunDirError(f"{directory.path} is not empty; choose another --run-dir, or continue the run in it with --resume")
         plan = self.plan()
+        if profile:
+            plan = dataclasses.replace(plan, parts=dataclasses.replace(plan.parts, profile=True))
         if self.scheme.on_ray:
             from modrl.scheme.places.ray import check_address
 

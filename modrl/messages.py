@@ -36,6 +36,16 @@ class Event(NamedTuple):
     dropped: int = 0  # unfinished tasks of its that were dropped
 
 
+class Lap(NamedTuple):
+    """One stage of a worker's work, for a profile."""
+
+    worker: str
+    stage: str
+    start: float  # seconds since the epoch
+    seconds: float
+    rollouts: tuple[int, ...] = ()  # serial numbers of those that it made or used
+
+
 class Rollout(NamedTuple):
     """What one collector saw in T steps of B environments: numpy arrays."""
 
@@ -51,8 +61,9 @@ class Rollout(NamedTuple):
     behaviour: dict[str, np.ndarray]  # [T, B, ...] what the acting policy said: log_prob, value
     version: int  # of the weights that acted on the first step
     episodes: tuple[Episode, ...] = ()  # those that ended in these T steps
-    seconds: dict[str, float] = {}  # time spent, by stage: transfer, act, env, record
+    seconds: dict[str, float] = {}  # time spent, by stage: load, act, env, record
     counts: dict[str, float] = {}  # what else is worth counting, by column
+    laps: tuple[Lap, ...] = ()  # for a profile
 
 
 class Gradient(NamedTuple):
@@ -70,6 +81,7 @@ class Gradient(NamedTuple):
     counts: dict[str, float] = {}  # what else is worth counting, by column
     events: tuple[Event, ...] = ()  # what befell this worker's collectors
     said: dict[str, float] = {}  # of the optimiser, where the worker has its own
+    laps: tuple[Lap, ...] = ()  # for a profile, those of its rollouts too
 
 
 class Weights(NamedTuple):

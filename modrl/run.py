@@ -20,6 +20,7 @@ from modrl.evaluation import evaluate
 from modrl.interrupt import Interrupt, Interrupted, listening
 from modrl.messages import Event, Gradient, Weights
 from modrl.metrics import Metrics, MetricsFile, Row
+from modrl.profile import Profile
 from modrl.rundir import RunDir, RunDirError, now
 from modrl.scheme.compute import load
 from modrl.scheme.group import Group
@@ -27,7 +28,6 @@ from modrl.scheme.parts import Parts
 from modrl.scheme.places.base import is_loss
 from modrl.scheme.replica import ReplicaGroup
 from modrl.scheme.scheme import Scheme
-from modrl.scheme.stages import Stages
 from modrl.scheme.update import Updater
 from modrl.seeding import Role, generator, seed_of
 from modrl.settings import Checkpointing, Evaluation, Logging, Ticker
@@ -172,8 +172,9 @@ class Run:
         self.directory.write_info(self.info)
 
     def _train(self, interrupt: Interrupt) -> Iterator[Row]:
-        with _tensorboard(self.directory.path, self.plan.logging.tensorboard, self.updater.env_steps) as board:
-            clock, stages = _Clock(self.plan, self.updater.env_steps), Stages()
+        tensorboard = _tensorboard(self.directory.path, self.plan.logging.tensorboard, self.updater.env_steps)
+        with tensorboard as board, _profile(self.directory, self.plan.parts.profile) as profile:
+            clock, stages = _Clock(self.plan, self.updater.env_steps), self.plan.parts.stages("updater")
             weights = self.updater.weights()
             self.metrics.start(self.updater.env_steps)
             while not self.done and not interrupt:
@@ -184,6 +185,9 @@ class Run:
                 weights = self.updater.apply(gradients)
                 stages.lap("optimise")
                 self.metrics.spend(stages.take())
+                if profile is not None:
+                    profile.write([lap for gradient in gradients for lap in gradient.laps])
+                    profile.write(stages.take_laps())
                 for gradient in gradients:
                     self._heed(gradient.events)
                 if not self.metrics.open and not self.done and not interrupt and clock.row.due(self.updater.env_steps):
@@ -333,6 +337,16 @@ def _torch_threads(plan: Plan, weights: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def _profile(directory: RunDir, wanted: bool) -> Iterator[Profile | None]:
+    """Where workers' laps are written down; each process of a run has a file of its own."""
+    if not wanted:
+        yield None
+        return
+    with contextlib.closing(Profile(directory.new_trace())) as profile:
+        yield profile
 
 
 @contextlib.contextmanager

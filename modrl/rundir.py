@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib.metadata
+import itertools
 import json
 import logging
 import os
@@ -37,6 +38,11 @@ class RunDir:
         self.info = self.path / "run.json"
         self.metrics = self.path / "metrics.csv"
         self.checkpoints = self.path / "checkpoints"
+
+    def new_trace(self) -> Path:
+        """Where the next profile goes: trace.json, and for a run that goes on trace-2.json, …"""
+        paths = itertools.chain([self.path / "trace.json"], (self.path / f"trace-{number}.json" for number in itertools.count(2)))
+        return next(path for path in paths if not path.exists())
 
     @property
     def used(self) -> bool:

@@ -54,11 +54,11 @@ def from_rollout(rollout: Rollout) -> Batch:
     steps, width = rollout.reward.shape
     _assert_shapes(rollout, steps, width)
     valid = np.ones_like(rollout.terminated) if rollout.valid is None else rollout.valid
-    parts = as_torch((
-        rollout.obs, rollout.first, rollout.action, rollout.reward, rollout.terminated, rollout.truncated, valid,
-        rollout.final_obs, rollout.memory, rollout.behaviour,
-    ))  # fmt: skip
-    return Batch(*parts, torch.full((width,), rollout.version, dtype=torch.int64), torch.ones(width, dtype=torch.bool))
+    parts = (
+        rollout.obs, rollout.first, rollout.action, rollout.reward, rollout.terminated, rollout.truncated, valid, rollout.final_obs,
+        rollout.memory, rollout.behaviour, torch.full((width,), rollout.version, dtype=torch.int64), torch.ones(width, dtype=torch.bool),
+    )  # fmt: skip
+    return Batch(*as_torch(parts))
 
 
 def _assert_shapes(rollout: Rollout, steps: int, width: int) -> None:

@@ -21,10 +21,22 @@ from modrl.tree import on_device, to_numpy, to_torch, tree_map
 class Collector:
     """Acts on a snapshot of the weights, which changes only between rollouts; or on what an inference server says.
 
-    With a `race` it stops early where enough others are done: the rest of its rollout is filler.
+    With a `race` it stops early where enough others are done: the rest of its rollout is filler. With `stages` of a name it
+    numbers its rollouts, from `serial` on.
     """
 
-    def __init__(self, *, envs: Envs, actor: Actor, horizon: int, generator: torch.Generator, compute: Compute, race: Race | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        envs: Envs,
+        actor: Actor,
+        horizon: int,
+        generator: torch.Generator,
+        compute: Compute,
+        race: Race | None = None,
+        stages: Stages | None = None,
+        serial: int = 0,
+    ) -> None:
         self.envs = envs
         self.actor = actor.to(compute.device).eval()
         self.horizon = horizon
@@ -34,7 +46,8 @@ class Collector:
         self.server: Client | None = None
         self.version = -1
         self.round: Round = (-1, 0)
-        self.stages = Stages()
+        self.stages = stages or Stages()
+        self.serial = serial  # of the next rollout, in a profile
         self.now: Timestep | None = None  # what the next action answers
         self.memory: Memory | None = None
 
@@ -48,7 +61,7 @@ class Collector:
         if self.server is None and weights.version != self.version:
             load(self.actor, weights.acting)
             self.version = weights.version
-            self.stages.lap("transfer")
+            self.stages.lap("load")
         self.round = (weights.version, self.round[1] + 1 if weights.version == self.round[0] else 0)
         if self.now is None or self.memory is None:
             self.now = self.envs.reset()
@@ -69,8 +82,13 @@ class Collector:
         if self.race is not None:
             self.race.board.finish(self.round)
         rollout = recorder.rollout(self.version, self.envs.counts())
-        self.stages.lap("record")
-        return rollout._replace(seconds=self.stages.take())
+        if self.stages.worker is None:
+            self.stages.lap("record")
+            return rollout._replace(seconds=self.stages.take())
+        numbers = np.full(rollout.reward.shape, self.serial)
+        self.stages.lap("record", (self.serial,))
+        self.serial += 1
+        return rollout._replace(seconds=self.stages.take(), laps=self.stages.take_laps(), behaviour={**rollout.behaviour, "rollout": numbers})
 
     def _act(self, now: Timestep, memory: Memory) -> Step:
         if self.server is not None:

@@ -6,17 +6,19 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from modrl.messages import Event, Rollout, Weights
+from modrl.messages import Event, Lap, Rollout, Weights
 from modrl.scheme.group import Group, Handle
 from modrl.scheme.inference import Client
 from modrl.scheme.places.base import PeerLost, WorkerLost
+from modrl.scheme.stages import Stages
 
 
 class Collectors:
     """What a gradient worker pulls rollouts from. Its collectors are given new weights in every `interval`-th pull."""
 
-    def __init__(self, group: Group, interval: int = 1) -> None:
+    def __init__(self, group: Group, interval: int = 1, stages: Stages | None = None) -> None:
         self.group = group
+        self.group.stages = stages or group.stages
         self.interval = interval
         self._given: Weights | None = None
 
@@ -33,6 +35,10 @@ class Collectors:
     def seconds(self) -> dict[str, float]:
         """How long rollouts were waited for, and weights handed out, since this was last asked."""
         return self.group.stages.take()
+
+    def laps(self) -> tuple[Lap, ...]:
+        """The same one by one, for a profile."""
+        return self.group.stages.take_laps()
 
     def events(self) -> tuple[Event, ...]:
         """What befell the workers since this was last asked."""

@@ -13,7 +13,7 @@ import torch
 from modrl.agent.algorithms.base import Algorithm, Loss
 from modrl.agent.batch import Batch, to_device
 from modrl.agent.storages.base import Storage
-from modrl.messages import Episode, Gradient, Rollout, Weights
+from modrl.messages import Episode, Gradient, Lap, Rollout, Weights
 from modrl.scheme.collectors import Collectors
 from modrl.scheme.compute import Compute, load
 from modrl.scheme.stages import Stages, add
@@ -62,6 +62,7 @@ class GradientWorker:
         compute: Compute,
         max_staleness: int | None = None,
         pace: Pace | None = None,
+        stages: Stages | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.storage = storage
@@ -78,7 +79,8 @@ class GradientWorker:
         self._losses: Iterator[Loss] = iter(())
         self._yielded = 0  # losses of the current batch so far
         self._news = _News()
-        self.stages = Stages()
+        self.stages = stages or Stages()
+        self._used: tuple[int, ...] = ()  # rollouts that the batch is of, in a profile
         self._change: tuple[Algorithm.Config, Storage.Config, int] | None = None
 
     def change(self, algorithm: Algorithm.Config, storage: Storage.Config, steps_per_round: int) -> None:
@@ -110,7 +112,8 @@ class GradientWorker:
     def _next_loss(self) -> Loss | None:
         with self.compute.precision_scope():
             loss = next(self._losses, None)
-        self.stages.lap("loss")
+        self.stages.lap("loss", self._used)
+        self._used = ()
         if loss is not None:
             self._yielded += 1
         elif self._yielded not in (0, self.algorithm.num_losses):
@@ -175,6 +178,8 @@ class GradientWorker:
     def learn(self, batch: Batch, weights: Weights) -> None:
         """The batch is the one that losses come from now."""
         self._news.count(batch, weights.version, self.steps_per_round)
+        if "rollout" in batch.behaviour:
+            self._used = tuple(batch.behaviour["rollout"].unique().tolist())
         self.stages.lap("batch")
         self._losses, self._yielded = iter(self.algorithm.losses(to_device(batch, self.compute.device))), 0
         self.stages.lap("transfer")
@@ -204,6 +209,7 @@ class GradientWorker:
         return Gradient(
             {loss.optimizer: tensors}, weight, weights.version, news.env_steps, self._yielded == self.algorithm.num_losses,
             tuple(news.episodes), tuple(news.policy_lags), metrics, seconds, dict(news.counts), self.collection.events(),
+            laps=(*news.laps, *self.collection.laps(), *self.stages.take_laps()),
         )  # fmt: skip
 
     def nothing(self, weights: Weights) -> Gradient:
@@ -242,6 +248,7 @@ class _News:
         self.episodes: list[Episode] = []
         self.policy_lags: list[int] = []
         self.seconds: dict[str, float] = {}
+        self.laps: list[Lap] = []
         self.counts = Counter[str]()
 
     def hear(self, rollout: Rollout) -> None:
@@ -249,6 +256,7 @@ class _News:
         self.episodes += rollout.episodes
         self.counts.update(rollout.counts)
         self.seconds = add(self.seconds, rollout.seconds)
+        self.laps += rollout.laps
 
     def count(self, batch: Batch, version: int, steps_per_round: int) -> None:
         """A batch is about to be learned from on weights of this version."""

@@ -25,6 +25,7 @@ from modrl.scheme.inference import Server
 from modrl.scheme.race import Race
 from modrl.scheme.replica import Replica
 from modrl.scheme.settings import Servers
+from modrl.scheme.stages import Stages
 from modrl.scheme.update import Optimizers
 from modrl.seeding import Attempts, Role, generator, seed_of
 
@@ -108,6 +109,7 @@ class Parts:
     pacing: tuple[float | None, float | None] = (None, None)  # updates per env step of one gradient worker
     env_restarts: int = 0  # of each collector's environments
     steps: float = math.inf  # of the run, over all gradient workers
+    profile: bool = False  # whether workers write down when each of their stages began
     per_worker: tuple[tuple[Envs.Config, Actor.Config], ...] = ()  # settings of collector i modulo their number; (): all alike
 
     def compute(self) -> Compute:
@@ -138,7 +140,14 @@ class Parts:
         envs = config.build(numbers=numbers, seeds=seeds, training=True, **options)
         compute = self.compute()
         chance = generator(self.seed, Role.ACTION, number, compute.device, attempts)
-        return Collector(envs=envs, actor=self.make_actor(actor), horizon=self.storage.horizon, generator=chance, compute=compute, race=race)
+        return Collector(
+            envs=envs, actor=self.make_actor(actor), horizon=self.storage.horizon, generator=chance, compute=compute, race=race,
+            stages=self.stages(f"collector {number}"), serial=(number * 1000 + sum(attempts)) * 10_000_000,
+        )  # fmt: skip
+
+    def stages(self, worker: str) -> Stages:
+        """What this worker counts its time with."""
+        return Stages(worker if self.profile else None)
 
     def of_collector(self, number: int) -> tuple[Envs.Config, Actor.Config]:
         """The settings of collector `number`'s environments and actor."""
@@ -160,6 +169,7 @@ class Parts:
         return GradientWorker(
             algorithm=self.make_algorithm(number, attempts), storage=storage, collection=start_collection(attempts),
             steps_per_round=self.steps_per_round, compute=self.compute(), max_staleness=self.max_staleness, pace=pace,
+            stages=self.stages(f"gradient worker {number}"),
         )  # fmt: skip
 
     def replica(self, worker: GradientWorker, optimizer: Optimizer.Config, every: int | None, timeout: float | None) -> Replica:

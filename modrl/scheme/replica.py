@@ -59,7 +59,7 @@ class Replica:
         self._store: Any = None
         self._size = 1
         self._summing = False  # a collective is under way
-        self.stages = Stages()
+        self.stages = Stages(worker.stages.worker)
 
     # --- the process group ---
 
@@ -170,7 +170,8 @@ class Replica:
         gradient, self._pending = self._pending, None
         self.steps = weights.version + 1
         self.stages.lap("optimise")
-        return gradient._replace(tensors={}, said=said, seconds=add(gradient.seconds, self.stages.take()))
+        seconds, laps = add(gradient.seconds, self.stages.take()), (*gradient.laps, *self.stages.take_laps())
+        return gradient._replace(tensors={}, said=said, seconds=seconds, laps=laps)
 
     def _step_together(self, gradient: Gradient, weights: Weights) -> dict[str, float]:
         """One step on the sum of all replicas' gradients. Each optimiser's part is in it, for a replacement may be at another loss."""

@@ -81,8 +81,9 @@ def start_collection(site: Site, gradient_worker: int, attempts: Attempts = ()) 
         for index in range(collection.workers)
     }
     start = partial(start_group, site, collection, "collect", makers, collection.ahead)
+    stages = parts.stages(f"gradient worker {gradient_worker}")
     if collection.inference == "collector":
-        return Collectors(start(), collection.broadcast_interval)
+        return Collectors(start(), collection.broadcast_interval, stages)
     settings = collection.inference
     clients = -(-collection.workers // settings.replicas)
     columns = clients * (parts.envs.count // parts.collectors)
@@ -95,7 +96,7 @@ def start_collection(site: Site, gradient_worker: int, attempts: Attempts = ()) 
             servers.append(hire(name, make))
         await_start(servers)
         options = {"servers": servers, "client": _client_maker(collection.place), "recruit_server": lambda index: hire(names[index], make)}
-        return Collectors(start(kind=ServedGroup, options=options), collection.broadcast_interval)
+        return Collectors(start(kind=ServedGroup, options=options), collection.broadcast_interval, stages)
     except BaseException:
         for server in servers:
             server.close()

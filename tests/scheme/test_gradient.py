@@ -41,6 +41,9 @@ class Given:
     def seconds(self):
         return {}
 
+    def laps(self):
+        return ()
+
     def events(self):
         return ()
 
