@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+import ray
 
 from modrl.config import BadInput, ConfigError
 from modrl.scheme.places.base import WorkerError
@@ -39,6 +40,27 @@ def test_a_board_counts_who_is_done_with_a_round_and_forgets_old_ones(make, clus
     assert board.finished((3, 0)) == 0 or make is RayBoard  # whose answer is one step old
     with contextlib.suppress(AttributeError):
         board.close()
+
+
+def test_a_board_that_is_lost_is_followed_by_an_empty_one(cluster):
+    board = RayBoard()
+
+    def seen(round, enough):
+        deadline = time.monotonic() + 30
+        while board.finished(round) < enough and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return board.finished(round)
+
+    board.finish((0, 0))
+    assert seen((0, 0), 1) == 1
+    ray.kill(board.actor, no_restart=False)
+    assert board.finished((0, 0)) == 1  # what is known stays
+    deadline = time.monotonic() + 30
+    while board.finished((1, 0)) == 0 and time.monotonic() < deadline:  # what is said while it is away is lost
+        board.finish((1, 0))
+        time.sleep(0.1)
+    assert board.finished((1, 0)) > 0
+    board.close()
 
 
 def test_who_has_its_share_stops_once_enough_are_done():

@@ -33,6 +33,7 @@ import ray
 import torch
 from ray import cloudpickle
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from modrl.agent.actors.base import Memory
 from modrl.config import BadInput
@@ -432,10 +433,14 @@ class _BoardActor:
 
 
 class RayBoard:
-    """A board for collectors in processes: an actor, which each asks every so often, and goes on while it waits for the answer."""
+    """A board for collectors in processes: an actor, which each asks every so often, and goes on while it waits for the answer.
+
+    It lives on the driver's machine. If it is lost, another begins empty: the round under way is not cut short.
+    """
 
     def __init__(self) -> None:
-        self.actor = cast(Any, ray.remote(_BoardActor).options(num_cpus=0).remote(KEPT))
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        self.actor = cast(Any, ray.remote(_BoardActor).options(num_cpus=0, max_restarts=-1, scheduling_strategy=here).remote(KEPT))
         self._forget((-1, 0))
 
     def _forget(self, round: Round) -> None:
@@ -455,7 +460,9 @@ class RayBoard:
         if round != self._round:
             self._forget(round)
         if self._question is not None and ray.wait([self._question], timeout=0)[0]:
-            self._known, self._question = ray.get(self._question), None
+            question, self._question = self._question, None
+            with contextlib.suppress(RayError):
+                self._known = ray.get(question)
         if self._question is None and time.monotonic() - self._asked >= ASKING_SECONDS:
             self._question, self._asked = self.actor.finished.remote(round), time.monotonic()
         return self._known
