@@ -126,12 +126,14 @@ class Acting:
         self.obs, self.first = on_device(tree_map(torch.from_numpy, (now.obs, now.first)), self.compute.device)
         self.memory = self.actor.initial_memory(len(now.first))
         self.generator = torch.Generator(self.compute.device)
+        self.horizon = plan.parts.storage.horizon
 
     def work(self) -> int:
         with self.compute.precision_scope():
-            step = self.actor.act(self.obs, self.first, self.memory, self.generator)
-        self.actor.to_env(step.action)
-        return len(self.first)
+            for _ in range(self.horizon):
+                step = self.actor.act(self.obs, self.first, self.memory, self.generator)
+                self.actor.to_env(step.action)
+        return self.horizon * len(self.first)
 
     def close(self) -> None:
         pass
@@ -193,6 +195,14 @@ class Alone:
 
     def cost(self, seconds: float) -> Cost:
         """What one unit of its work takes, measured for so long."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)  # the whole has set its own
+        try:
+            return self._cost(seconds)
+        finally:
+            torch.set_num_threads(before)
+
+    def _cost(self, seconds: float) -> Cost:
         done = [0] * len(self.copies)
         failures: list[BaseException] = []
         began, cpu = time.perf_counter(), cpu_seconds()
@@ -308,7 +318,7 @@ def bench(experiment: Experiment) -> Iterator[Bench]:
     """
     plan = experiment.plan()
     cores, gpu = usable_cores(), plan.parts.compute().device.type == "cuda"
-    log, threads = logging.getLogger("modrl"), torch.get_num_threads()
+    log = logging.getLogger("modrl")
     level = log.level
     with contextlib.ExitStack() as stack:
         stack.callback(log.setLevel, level)
@@ -327,8 +337,6 @@ def bench(experiment: Experiment) -> Iterator[Bench]:
             "act": Alone([Acting(plan, stepping[0]) for _ in range(copies)], gpu),
             "learn": Alone(learning, gpu),
         }
-        torch.set_num_threads(1)
-        stack.callback(torch.set_num_threads, threads)
         yield Bench(plan, parts, whole)
 
 

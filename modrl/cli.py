@@ -317,8 +317,8 @@ def _show_bench(experiment: Experiment, result: Result) -> None:
 
     machine = f"{counted(result.cores, 'core')}, {experiment.machine.precision}"
     gpu = any(cost.gpu for cost in result.parts.values())
-    title = f"{experiment.name}, {_title(experiment.scheme)}; {machine}; µs per env step"
-    table = Table("part", *["core", "GPU"][: 1 + gpu], title=escape(title), title_justify="left", box=None, header_style="dim", title_style="bold")
+    out.print(f"[bold]{escape(experiment.name)}[/], {escape(_title(experiment.scheme))}; {machine}; µs per env step", soft_wrap=True)
+    table = Table("part", *["core", "GPU"][: 1 + gpu], box=None, header_style="dim", pad_edge=False)
     for name, cost in result.parts.items():
         table.add_row({"env": "environments", "act": "acting", "learn": "learning"}[name], *[f"{1e6 * value:,.0f}" for value in cost[: 1 + gpu]])
     out.print(table)

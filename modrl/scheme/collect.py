@@ -67,18 +67,12 @@ class Collector:
             self.now = self.envs.reset()
             self.memory = self.actor.initial_memory(len(self.now.first))
         recorder = _Recorder(self.horizon, self.now, self.memory)
-        for slot in range(self.horizon):
-            self.stages.lap("record")
-            step = self._act(self.now, self.memory)
-            action = self.actor.to_env(step.action)
-            self.stages.lap("act")
-            self.now = self.envs.step(action)
-            self.stages.lap("env")
-            self.memory = step.memory._replace(last_reward=self._tensors(self.now.reward))
-            recorder.add(slot, to_numpy(step.action), to_numpy(step.behaviour), self.now)
-            if self.race is not None and self.race.over(self.round, slot + 1, self.horizon):
-                recorder.stop(slot + 1)
-                break
+        with self.compute.precision_scope():  # one for all steps: weights are cast once
+            for slot in range(self.horizon):
+                self._step(recorder, slot)
+                if self.race is not None and self.race.over(self.round, slot + 1, self.horizon):
+                    recorder.stop(slot + 1)
+                    break
         if self.race is not None:
             self.race.board.finish(self.round)
         rollout = recorder.rollout(self.version, self.envs.counts())
@@ -89,6 +83,19 @@ class Collector:
         self.stages.lap("record", (self.serial,))
         self.serial += 1
         return rollout._replace(seconds=self.stages.take(), laps=self.stages.take_laps(), behaviour={**rollout.behaviour, "rollout": numbers})
+
+    def _step(self, recorder: _Recorder, slot: int) -> None:
+        assert self.now is not None
+        assert self.memory is not None
+        self.stages.lap("record")
+        step = self._act(self.now, self.memory)
+        action = self.actor.to_env(step.action)
+        self.stages.lap("act")
+        with self.compute.foreign_scope():
+            self.now = self.envs.step(action)
+        self.stages.lap("env")
+        self.memory = step.memory._replace(last_reward=self._tensors(self.now.reward))
+        recorder.add(slot, to_numpy(step.action), to_numpy(step.behaviour), self.now)
 
     def _act(self, now: Timestep, memory: Memory) -> Step:
         if self.server is not None:

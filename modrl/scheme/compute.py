@@ -22,10 +22,16 @@ class Compute(NamedTuple):
     precision: str = "fp32"
 
     def precision_scope(self) -> contextlib.AbstractContextManager[Any]:
-        """Autocast to bf16 where asked for. Its cache of cast weights lives until the scope is left: leave it at every step."""
+        """Autocast to bf16 where asked for. Its cache of cast weights lives until the outermost scope is left: leave it before they change."""
         if self.precision == "fp32":
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
+
+    def foreign_scope(self) -> contextlib.AbstractContextManager[Any]:
+        """Within a `precision_scope`, for code that is not the networks'."""
+        if self.precision == "fp32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, enabled=False)
 
 
 def usable_cores() -> int:

@@ -289,6 +289,12 @@ def test_bf16_is_what_it_says(tmp_path):
     assert any(not torch.equal(one[name], other[name]) for name in one)
 
 
+def test_environments_compute_as_they_would_without_us(tmp_path):
+    """Their rewards say whether autocast is on while they step."""
+    experiment = small(envs={"name": "gym", "id": "tests.scheme.tiny:Autocast", "count": 8}, machine={"precision": "bf16", "threads": 1})
+    assert experiment.run(tmp_path / "run").metrics["episode_return"] == 0
+
+
 def test_the_callers_torch_threads_are_restored(tmp_path):
     before = torch.get_num_threads()
     try:

@@ -211,3 +211,18 @@ class Slow(Count):
     def step(self, action):
         time.sleep(self.seconds)
         return super().step(action)
+
+
+class Autocast(gymnasium.Env):
+    """Pays where it is stepped under autocast."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.left = 4
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.left -= 1
+        return np.zeros(2, np.float32), float(torch.is_autocast_enabled("cpu")), self.left == 0, False, {}

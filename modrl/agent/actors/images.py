@@ -62,7 +62,10 @@ class ImageTorso(Torso):
         if self.channels_last:
             x = x.movedim(-1, -3)
         x = x.flatten(1, -3) if x.dim() > 4 else x
-        return super().prepare(x.contiguous(memory_format=torch.channels_last))
+        x = x.contiguous(memory_format=torch.channels_last)
+        if x.dtype == torch.uint8 and torch.is_autocast_enabled(x.device.type):  # straight to what the first layer would make of it
+            return x.to(torch.get_autocast_dtype(x.device.type)).div_(255)
+        return super().prepare(x)
 
 
 def conv_size(size: int, kernel: int, stride: int) -> int:

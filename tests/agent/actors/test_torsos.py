@@ -201,3 +201,17 @@ class Mine(Torso, name="mine"):
 def test_a_torso_of_ones_own_fits_in():
     actor = ActorCritic.Config(torso={"name": "mine", "width": 3}).build(observation_space=vector(), action_space=spaces.Discrete(2))
     assert actor.trunk.size == 3
+
+
+@pytest.mark.parametrize("name", ["nature", "shallow", "deep"])
+@pytest.mark.parametrize("shape", [(4, 84, 84), (84, 84, 3), (2, 84, 84, 3)])
+def test_under_autocast_pixels_become_at_once_what_the_first_layer_would_make_of_them(name, shape):
+    torso = resolve("torso", {"name": name}).build(space=spaces.Box(0, 255, shape, np.uint8))
+    images = torch.randint(0, 256, (3, *shape), dtype=torch.uint8)
+    exact = torso.prepare(images)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = torso.prepare(images)
+        assert torch.equal(torso(cast), torso(exact))
+    assert cast.dtype == torch.bfloat16
+    assert exact.dtype == torch.float32
+    assert torch.equal(cast, exact.bfloat16())
