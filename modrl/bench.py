@@ -399,18 +399,26 @@ def _timelines(plan: Plan, stages: dict[str, float], wall: float) -> tuple[dict[
 
 def advise(experiment: Experiment, collectors: dict[str, float], learners: dict[str, float], busy: float, cores: int) -> list[str]:
     """What the figures mean, and what to change."""
-    words = []
+    words: list[str] = []
     scheme, wait, rest = experiment.scheme, learners.get("wait", 0.0), collectors.get("rest", 0.0)
+    idle = f"{1 - busy:.0%} of the {cores} cores' time is unused"
+    ways = ["machine.precision=bf16"] if experiment.machine.precision == "fp32" else []
     if not collectors:
         together = sum(learners.get(name, 0.0) for name in COLLECTING)
         words.append(f"collecting takes {together:.0%} of the time and learning waits for it: with scheme=overlapped both go on at once")
+    elif busy > 1 - NOTABLE:
+        words += [f"all cores are busy: {ways[0]} may need less of them"] if ways else []
     elif rest > max(wait, NOTABLE):
-        words.append(f"collectors rest {rest:.0%} of the time: learning is the bottleneck; " + _lighten(experiment, "fewer collectors"))
+        ways += [f"machine.threads={cores}"] if scheme.gradient.place == "here" and experiment.machine.threads is None and cores > 1 else []
+        ways += ["fewer collectors"] if scheme.collection.workers > 1 else []
+        words.append(
+            f"collectors rest {rest:.0%} of the time: learning is the bottleneck, and {idle}; try {' or '.join(ways or ['a smaller network'])}"
+        )
     elif wait > max(rest, NOTABLE):
-        more = "more collectors (scheme.collection.workers)" if busy < 1 - NOTABLE else "a smaller network"
-        words.append(f"gradient workers wait {wait:.0%} of the time: collection is the bottleneck; " + _lighten(experiment, more))
-    if busy < 1 - NOTABLE and collectors:
-        words.append(f"{1 - busy:.0%} of the {cores} cores' time is unused: more workers or environments (envs.count) may use it")
+        ways = [f"scheme.collection.workers={2 * scheme.collection.workers}", *ways]
+        words.append(f"gradient workers wait {wait:.0%} of the time: collection is the bottleneck, and {idle}; try {' or '.join(ways)}")
+    else:
+        words.append(f"{idle}: more environments (envs.count) or more collectors (scheme.collection.workers) may use it")
     reduce = learners.get("reduce", 0.0)
     if reduce > NOTABLE:
         words.append(f"gradient workers spend {reduce:.0%} of the time on agreeing: scheme.update={{average: k}} agrees every k-th step only")
@@ -419,7 +427,3 @@ def advise(experiment: Experiment, collectors: dict[str, float], learners: dict[
             f"{learners['transfer']:.0%} of the time goes into handing out weights: scheme.collection.broadcast_interval hands them out less often"
         )
     return words
-
-
-def _lighten(experiment: Experiment, otherwise: str) -> str:
-    return f"machine.precision=bf16, or {otherwise}" if experiment.machine.precision == "fp32" else otherwise
