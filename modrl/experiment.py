@@ -259,17 +259,24 @@ class Experiment(Settings):
             raise RunDirError(f"cannot write to {directory.path}: {error.strerror}") from error
 
     def _begun(self, plan: Plan, directory: RunDir) -> Run:
-        return Run(plan, directory, directory.begin(to_yaml(self.to_dict()), import_folders(self)), resume=False)
+        from modrl.tuning import torch_threads
+
+        experiment = self
+        if (threads := torch_threads(plan)) is not None:
+            experiment = self.replace(machine={"threads": threads})
+            plan = _on(plan, experiment.machine)
+        return Run(plan, directory, directory.begin(to_yaml(experiment.to_dict()), import_folders(self)), resume=False)
 
     def _resumed(self, plan: Plan, directory: RunDir) -> Run | None:
         with directory.locked():
             info = directory.read_info()
-            run = Run(plan, directory, info, resume=True)
+            experiment = self.replace(machine={"threads": _threads_of(directory)}) if self.machine.threads is None else self
+            run = Run(_on(plan, experiment.machine), directory, info, resume=True)
             if run.done:
                 directory.write_info(info | {"status": "finished", "ended": info["ended"] or now()})
                 return None
             warn_of_lost_changes(self, info.get("changes", []))
-            directory.write_experiment(to_yaml(self.to_dict()))
+            directory.write_experiment(to_yaml(experiment.to_dict()))
             return run
 
     def plan(self) -> Plan:
@@ -350,6 +357,19 @@ class Experiment(Settings):
                 )
             result.append((changed.envs, changed.actor))
         return tuple(result)
+
+
+def _threads_of(directory: RunDir) -> int | None:
+    """The torch threads that a run began with: with others its sums would be made in another order."""
+    if not directory.experiment.exists():
+        return None
+    machine = read_file(directory.experiment).data.get("machine")
+    threads: int | None = machine.get("threads") if isinstance(machine, dict) else None
+    return threads
+
+
+def _on(plan: Plan, machine: Machine) -> Plan:
+    return dataclasses.replace(plan, parts=dataclasses.replace(plan.parts, machine=machine))
 
 
 def _probe(config: Envs.Config) -> Probe:

@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from modrl.bench import Alone, Cost, _roofline, advise, measure
+from modrl.bench import _roofline, advise, measure
+from modrl.costs import Alone, Cost
 from tests.runs import small
 
 SLOW_LEARNER = {"name": "ppo", "epochs": 8, "minibatches": 4}

@@ -68,7 +68,8 @@ class Machine(Settings):
     """Where networks run: cpu, cuda, cuda:1, …; auto: cuda where there is one."""
     precision: Literal["fp32", "bf16"] = "fp32"
     threads: int | None = Field(None, ge=1)
-    """Torch threads of this process; None: one for a small network, else one per core, less those that other workers keep busy."""
+    """Torch threads of this process. None: one for a small network; else as many cores as are left by other gradient workers, or as learning
+    is worth beside collectors, which is measured when a run begins and written into its experiment.yaml."""
     worker_threads: int = Field(1, ge=1)
     """Torch threads of each Ray worker."""
     ray: Ray = Ray()

@@ -226,3 +226,27 @@ class Autocast(gymnasium.Env):
     def step(self, action):
         self.left -= 1
         return np.zeros(2, np.float32), float(torch.is_autocast_enabled("cpu")), self.left == 0, False, {}
+
+
+class Busy(Count):
+    """Count, each step of which keeps a core busy for so many seconds."""
+
+    def __init__(self, seconds=0.002, n=5):
+        super().__init__(n)
+        self.seconds = seconds
+
+    def step(self, action):
+        until = time.thread_time() + self.seconds
+        while time.thread_time() < until:
+            pass
+        return super().step(action)
+
+
+class FailsLater(Count):
+    """Count, which fails in its third step."""
+
+    def step(self, action):
+        self.steps = getattr(self, "steps", 0) + 1
+        if self.steps == 3:
+            raise RuntimeError("enough of this")
+        return super().step(action)

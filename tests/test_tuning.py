@@ -1,0 +1,78 @@
+"""How many torch threads a run learns with: measured once, where it matters, and kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from modrl import tuning
+from modrl.experiment import Experiment
+from modrl.scheme.compute import usable_cores
+from modrl.tuning import torch_threads
+from tests.runs import small
+
+pytestmark = pytest.mark.skipif(usable_cores() < 2, reason="there is nothing to share out")
+LARGE = {"name": "actor_critic", "torso": {"name": "mlp", "hidden": [512, 512]}}
+HEAVY = {"name": "ppo", "epochs": 10, "minibatches": 4}
+
+
+def large(**changes):
+    return small(**{"actor": LARGE, "scheme": "overlapped", "machine": {}, **changes})
+
+
+def slow_envs(seconds):
+    return {"name": "gym", "id": "tests.scheme.tiny:Busy", "count": 8, "kwargs": {"seconds": seconds}}
+
+
+def test_learning_that_costs_most_gets_the_cores_that_collecting_leaves():
+    assert torch_threads(large(algorithm=HEAVY, storage={"name": "fresh", "horizon": 64, "batch": 64}).plan()) == usable_cores()
+
+
+def test_learning_that_costs_little_gets_one():
+    assert torch_threads(large(envs=slow_envs(0.002)).plan()) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"machine": {"threads": 3}},
+        {"scheme": "local"},
+        {"scheme": {"gradient": {"place": "thread", "workers": 2}}},
+        {"actor": {"name": "actor_critic", "torso": {"name": "mlp", "hidden": [16]}}},
+        {"storage": {"name": "replay", "horizon": 5, "batch": 8, "capacity": 100, "fraction": 1.0}, "scheme": {"collection": {"place": "thread", "ahead": 1}}},
+        {"machine": {"ray": {"address": "auto"}}, "scheme": "impala"},
+    ],
+    ids=["said", "nobody beside", "elsewhere", "small", "unknown", "on a cluster"],
+)  # fmt: skip
+def test_nothing_is_measured_where_it_is_known(changes, monkeypatch):
+    monkeypatch.setattr(tuning, "_learnings_share", lambda plan: pytest.fail("measured"))
+    assert torch_threads(large(**changes).plan()) is None
+
+
+def test_what_was_measured_is_written_down_and_holds_when_the_run_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "_learnings_share", lambda plan: 1.0)
+    experiment = large(steps=400)
+    experiment.run(tmp_path / "run")
+    written = Experiment.load(tmp_path / "run" / "experiment.yaml")
+    assert written == experiment.replace(machine={"threads": usable_cores()})
+    monkeypatch.setattr(tuning, "_learnings_share", lambda plan: pytest.fail("measured again"))
+    experiment.replace(steps=800).run(tmp_path / "run", resume=True)
+    assert Experiment.load(tmp_path / "run" / "experiment.yaml").machine.threads == usable_cores()
+
+
+def test_environments_that_fail_while_measured_fail_in_the_run(tmp_path):
+    """Which says where, and leaves a directory that tells of it."""
+    experiment = large(envs={"name": "gym", "id": "tests.scheme.tiny:FailsLater", "count": 8})
+    with pytest.raises(Exception, match="collector 0 failed") as error:
+        experiment.run(tmp_path / "run")
+    assert "enough of this" in str(error.value)
+    assert (tmp_path / "run" / "run.json").exists()
+
+
+def test_what_is_measured_leaves_the_runs_chances_alone(tmp_path, monkeypatch):
+    """Measured or told, the same number of threads gives the same numbers."""
+    monkeypatch.setattr(tuning, "_learnings_share", lambda plan, measure=tuning._learnings_share: (measure(plan), 1.0)[1])
+    rows = [
+        large(steps=400, machine={} if index == 0 else {"threads": usable_cores()}).run(tmp_path / str(index)).metrics["loss/total"]
+        for index in range(2)
+    ]
+    assert rows[0] == rows[1]
