@@ -144,6 +144,25 @@ def inference(name: str, result: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
+def efficiency(name: str, result: dict) -> str:
+    """The whole against its parts."""
+    lines = [
+        "## Throughput against the machine's own limit\n",
+        "`python benchmarks/efficiency.py`: `modrl bench examples/pong_impala.yaml`, five rounds each; µs of a core per env step.\n",
+        about(result),
+        "| network | precision | scheme | env | acting | learning | roofline, steps/s | the whole, steps/s | efficiency, median (range) |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for cell in result["cells"]:
+        costs = " | ".join(f"{1e6 * cell['parts'][part]['core']:,.0f}" for part in ("env", "act", "learn"))
+        rates = [figures["efficiency"] for figures in cell["rounds"]]
+        lines.append(
+            f"| {' | '.join(cell['cell'])} | {costs} | {cell['roofline']:,.0f} | {cell['steps_per_second']:,.0f} "
+            f"| {cell['efficiency']:.2f} ({min(rates):.2f} to {max(rates):.2f}) |"
+        )
+    return "\n".join(lines) + "\n"
+
+
 def memory(name: str, result: dict) -> str:
     """What a Ray collector takes."""
     lines = [
@@ -157,7 +176,8 @@ def memory(name: str, result: dict) -> str:
 
 
 KINDS = {
-    "schemes": schemes, "learning": learning, "throughput": throughput, "inference": inference, "faults": faults, "memory": memory,
+    "schemes": schemes, "learning": learning, "efficiency": efficiency, "throughput": throughput,
+    "inference": inference, "faults": faults, "memory": memory,
 }  # fmt: skip
 """By the beginning of a result's name, in the order of the page."""
 

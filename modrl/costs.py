@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import multiprocessing
 import threading
 import time
 from typing import Any, NamedTuple, Protocol
@@ -150,7 +151,7 @@ class Alone:
     def _cost(self, seconds: float) -> Cost:
         done = [0] * len(self.copies)
         failures: list[BaseException] = []
-        began, cpu = time.perf_counter(), cpu_seconds()
+        began, cpu = time.perf_counter(), cpu_seconds(all_workers=False)
 
         def repeat(index: int) -> None:
             use_torch_threads()
@@ -170,14 +171,17 @@ class Alone:
         if failures:
             raise failures[0]
         wall = time.perf_counter() - began
-        return Cost((cpu_seconds() - cpu) / sum(done), wall / sum(done) if self.gpu else 0.0)
+        return Cost((cpu_seconds(all_workers=False) - cpu) / sum(done), wall / sum(done) if self.gpu else 0.0)
 
 
-def cpu_seconds() -> float:
-    """What this process and all that it started have computed so far."""
-    total = 0.0
-    me = psutil.Process()
-    for process in (me, *me.children(recursive=True)):
+def cpu_seconds(all_workers: bool = True) -> float:
+    """What this process and all that it started have computed so far; or, without Ray's, it and the processes of its environments."""
+    total, me = 0.0, psutil.Process()
+    started = me.children(recursive=True)
+    if not all_workers:
+        ours = {child.pid for child in multiprocessing.active_children()}
+        started = [process for process in started if process.pid in ours]
+    for process in (me, *started):
         with contextlib.suppress(psutil.Error):  # it has just ended
             times = process.cpu_times()
             total += times.user + times.system

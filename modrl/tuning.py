@@ -72,5 +72,5 @@ def _learnings_share(plan: Plan) -> float | None:
 
 def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
     """What it gives, and the seconds of a core that it takes."""
-    before = cpu_seconds()
-    return work(), cpu_seconds() - before
+    before = cpu_seconds(all_workers=False)
+    return work(), cpu_seconds(all_workers=False) - before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import time
 import pytest
 
 from modrl.bench import _roofline, advise, measure
-from modrl.costs import Alone, Cost
+from modrl.costs import Alone, Cost, Stepping
 from tests.runs import small
 
 SLOW_LEARNER = {"name": "ppo", "epochs": 8, "minibatches": 4}
@@ -36,6 +37,13 @@ def test_a_parts_cost_is_what_it_computes_not_what_it_waits():
     assert Alone([Busy()]).cost(0.2).core == pytest.approx(0.001, rel=0.3)
     assert Alone([Busy(), Busy()]).cost(0.2).core == pytest.approx(0.001, rel=0.3)
     assert Alone([Busy(wait=True)]).cost(0.2).core < 0.0005
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_environments_cost_what_they_compute_in_whatever_process(vectorization):
+    envs = {"name": "gym", "id": "tests.scheme.tiny:Busy", "count": 2, "vectorization": vectorization, "kwargs": {"seconds": 0.005}}
+    with contextlib.closing(Stepping(small(envs=envs, storage={"name": "fresh", "horizon": 5, "batch": 2}).plan(), 0)) as part:
+        assert Alone([part]).cost(0.5).core == pytest.approx(0.005, rel=0.4)
 
 
 def test_a_part_that_fails_says_so():
