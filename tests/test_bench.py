@@ -79,6 +79,7 @@ def test_what_is_measured_adds_up(scheme):
     assert 0 < result.busy < 1.2
 
 
+@pytest.mark.slow
 def test_a_steps_share_of_learning_is_that_of_the_scheme_however_many_losses_and_workers():
     """Eight epochs of four minibatches cost about eight times one pass; shares of two workers cost what the whole does."""
     ppo = {"name": "ppo", "epochs": 1, "minibatches": 4}

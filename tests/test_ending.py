@@ -24,7 +24,7 @@ from tests.runs import SMALL, small, state_of, table
 
 ROOT = Path(__file__).parents[1]
 slow = pytest.mark.slow
-SCHEMES = ["local", pytest.param("overlapped", marks=slow), "impala", pytest.param("dppo", marks=slow)]
+SCHEMES = ["local", *(pytest.param(name, marks=slow) for name in ("overlapped", "impala", "dppo"))]
 
 
 def processes_of(folder):
@@ -193,8 +193,8 @@ FAULTS = {
     "env": ({"envs": {"name": "gym", "id": "modrl/RaiseAt-v0", "kwargs": {"j": 37}, "count": 8}}, "boom"),
 }
 CASES = [
-    ("local", "loss"), ("overlapped", "actor"), ("impala", "env"), ("dppo", "loss"),
-    *[pytest.param(*case, marks=slow) for case in [("local", "actor"), ("local", "env"), ("overlapped", "loss"), ("overlapped", "env"), ("impala", "actor"), ("dppo", "actor"), ("dppo", "env")]],
+    ("local", "loss"), ("overlapped", "actor"), ("impala", "env"),
+    *[pytest.param(*case, marks=slow) for case in [("dppo", "loss"), ("local", "actor"), ("local", "env"), ("overlapped", "loss"), ("overlapped", "env"), ("impala", "actor"), ("dppo", "actor"), ("dppo", "env")]],
 ]  # fmt: skip
 
 

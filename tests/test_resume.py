@@ -56,6 +56,7 @@ def test_ten_updates_and_ten_more_are_twenty(changes, tmp_path):
     assert json.loads((tmp_path / "run" / "run.json").read_text())["restarts"][0]["episodes"] == "continued"
 
 
+@pytest.mark.slow
 def test_resuming_on_ray_goes_on_exactly(cluster, tmp_path):
     scheme = {"gradient": {"workers": 2, "place": "ray"}, "collection": {"place": "ray", "workers": 2}}
     in_threads = {group: {**settings, "place": "thread"} for group, settings in scheme.items()}  # which gives the same numbers

@@ -201,7 +201,7 @@ FAULTS = {"worker_restarts": 1}
         pytest.param({"collection": {"place": "ray", "workers": 2}, "faults": FAULTS}, "collector", marks=pytest.mark.slow),
         pytest.param({"preset": "dppo", "faults": FAULTS}, "gradient worker", marks=pytest.mark.slow),
         pytest.param({"preset": "a3c", "faults": FAULTS}, "gradient worker", marks=pytest.mark.slow),
-        ({"preset": "dd_ppo", "faults": FAULTS}, "gradient worker"),
+        pytest.param({"preset": "dd_ppo", "faults": FAULTS}, "gradient worker", marks=pytest.mark.slow),
         pytest.param({"preset": "local_sgd", "faults": FAULTS}, "gradient worker", marks=pytest.mark.slow),
         pytest.param({"preset": "seed", "collection": {"place": "ray"}, "faults": FAULTS}, "collector", marks=pytest.mark.slow),
         pytest.param({"preset": "rapid", "faults": FAULTS, "collection": {"workers": 2}}, "of gradient worker", marks=pytest.mark.slow),

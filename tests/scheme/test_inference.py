@@ -31,7 +31,7 @@ def under(place, inference, workers=4, **collection):
 
 
 @pytest.mark.parametrize(
-    ("actor", "place"), [("mlp", "thread"), ("lstm", "thread"), ("mlp", "ray"), pytest.param("lstm", "ray", marks=pytest.mark.slow)]
+    ("actor", "place"), [("mlp", "thread"), ("lstm", "thread"), *(pytest.param(name, "ray", marks=pytest.mark.slow) for name in ("mlp", "lstm"))]
 )
 def test_a_server_is_the_collectors_own_inference(actor, place, cluster, tmp_path):
     runs = [

@@ -79,6 +79,7 @@ def test_a_preset_keeps_its_lag(scheme, bound, gradient_bound, cluster, tmp_path
     assert max(row["gradient_lag_max"] for row in rows) <= gradient_bound
 
 
+@pytest.mark.slow
 def test_a3c_in_threads_lags_by_one_gradient_of_the_other_worker_on_average(tmp_path):
     scheme = {"preset": "a3c", "gradient": {"place": "thread"}}
     trained(small(scheme=scheme, steps=20_000), tmp_path / "run")
