@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from modrl.costs import Acting, Alone, Cost, Learning, Stepping, cpu_seconds, some_rollouts
+from modrl.costs import Acting, Alone, Cost, Learning, Stepping, collecting, cpu_seconds
 from modrl.experiment import Experiment
 from modrl.metrics import Row
 from modrl.run import Plan, Run
@@ -140,8 +140,7 @@ def bench(experiment: Experiment) -> Iterator[Bench]:
     Raises:
         BadInput: it cannot run here.
     """
-    plan = experiment.plan()
-    cores, gpu = usable_cores(), plan.parts.compute().device.type == "cuda"
+    cores = usable_cores()
     log = logging.getLogger("modrl")
     level = log.level
     with contextlib.ExitStack() as stack:
@@ -150,10 +149,13 @@ def bench(experiment: Experiment) -> Iterator[Bench]:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="modrl-bench-"))
         whole = Whole(experiment, Path(folder) / "run")
         stack.callback(whole.close)
+        plan = whole.run.plan
+        gpu = plan.parts.compute().device.type == "cuda"
         stepping = [Stepping(plan, number % plan.parts.collectors) for number in range(cores)]
         for part in stepping:
             stack.callback(part.close)
-        rollouts = some_rollouts(plan)
+        with collecting(plan) as collect:
+            rollouts = [collect() for _ in range(2)]
         copies = 1 if gpu else cores
         learning = [Learning(plan, rollouts) for _ in range(copies)]
         parts = {

@@ -7,6 +7,7 @@ import itertools
 import multiprocessing
 import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import psutil
@@ -19,7 +20,7 @@ from modrl.run import Plan
 from modrl.scheme.compute import snapshot, use_torch_threads
 from modrl.scheme.gradient import GradientWorker
 from modrl.scheme.update import Optimizers
-from modrl.seeding import Role, seed_of
+from modrl.seeding import Attempts, Role, seed_of
 from modrl.tree import on_device, tree_map
 
 
@@ -188,10 +189,9 @@ def cpu_seconds(all_workers: bool = True) -> float:
     return total
 
 
-def some_rollouts(plan: Plan) -> list[Rollout]:
-    """A few real ones, to learn from."""
-    parts = plan.parts
-    collector = parts.collector(0)
-    with contextlib.closing(collector):
+@contextlib.contextmanager
+def collecting(plan: Plan, attempts: Attempts = ()) -> Iterator[Callable[[], Rollout]]:
+    """Makes rollouts of a collector of its own, on the initial weights; `attempts`: with other chances than the run's."""
+    with contextlib.closing(plan.parts.collector(0, attempts)) as collector:
         weights = Weights(0, 0.0, snapshot([("actor", collector.actor)])["actor"], {})
-        return [collector.collect(weights) for _ in range(2)]
+        yield lambda: collector.collect(weights)

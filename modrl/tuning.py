@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 from collections.abc import Callable
@@ -10,10 +9,9 @@ from typing import Any
 
 import torch
 
-from modrl.costs import Learning, cpu_seconds
-from modrl.messages import Weights
+from modrl.costs import Learning, collecting, cpu_seconds
 from modrl.run import Plan
-from modrl.scheme.compute import snapshot, usable_cores
+from modrl.scheme.compute import usable_cores
 from modrl.scheme.parts import SMALL
 
 logger = logging.getLogger(__name__)
@@ -52,10 +50,9 @@ def _learnings_share(plan: Plan) -> float | None:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with contextlib.closing(plan.parts.collector(0, (TRIAL,))) as collector:
-            weights = Weights(0, 0.0, snapshot([("actor", collector.actor)])["actor"], {})
-            first = collector.collect(weights)
-            rollout, collecting = _timed(lambda: collector.collect(weights))
+        with collecting(plan, (TRIAL,)) as collect:
+            first = collect()
+            rollout, spent = _timed(collect)
         learning = Learning(plan, [first, rollout])
         fresh = int(learning.batch.valid[:, learning.batch.fresh].sum())
         _, seconds = _timed(learning.work)
@@ -66,7 +63,7 @@ def _learnings_share(plan: Plan) -> float | None:
         return None
     finally:
         torch.set_num_threads(before)
-    learn, collect = seconds / fresh, collecting / rollout.reward.size
+    learn, collect = seconds / fresh, spent / rollout.reward.size
     return learn / (learn + collect)
 
 

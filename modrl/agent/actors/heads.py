@@ -16,6 +16,7 @@ from modrl.agent.actors.distributions import Bernoulli, Categorical, Gaussian, J
 from modrl.agent.actors.spaces import OneHot, children, counts_and_starts, describe
 from modrl.config import BadInput, Settings
 from modrl.messages import Tree
+from modrl.tree import to_numpy
 
 Continuous: TypeAlias = Literal["gaussian", "squashed"]
 
@@ -74,10 +75,6 @@ class Head(nn.Module, ABC):
         """The stored action [B, ...] as numpy arrays that the space admits."""
 
 
-def _numpy(action: torch.Tensor | np.ndarray) -> np.ndarray:
-    return action.numpy(force=True) if isinstance(action, torch.Tensor) else action
-
-
 class DiscreteHead(Head):
     """Discrete: stored from 0, whatever the space's start."""
 
@@ -97,7 +94,7 @@ class DiscreteHead(Head):
         return torch.zeros(size, dtype=torch.int64, device=device)
 
     def to_env(self, action: Tree) -> Tree:
-        return (_numpy(action) + self.space.start).astype(self.space.dtype, copy=False)
+        return (to_numpy(action) + self.space.start).astype(self.space.dtype, copy=False)
 
 
 class MultiDiscreteHead(Head):
@@ -120,7 +117,7 @@ class MultiDiscreteHead(Head):
         return torch.zeros(size, *self.space.shape, dtype=torch.int64, device=device)
 
     def to_env(self, action: Tree) -> Tree:
-        return (_numpy(action) + self.space.start).astype(self.space.dtype, copy=False)
+        return (to_numpy(action) + self.space.start).astype(self.space.dtype, copy=False)
 
 
 class MultiBinaryHead(Head):
@@ -141,7 +138,7 @@ class MultiBinaryHead(Head):
         return torch.zeros(size, *self.space.shape, dtype=torch.int8, device=device)
 
     def to_env(self, action: Tree) -> Tree:
-        return _numpy(action).astype(self.space.dtype, copy=False)
+        return to_numpy(action).astype(self.space.dtype, copy=False)
 
 
 class GaussianHead(Head):
@@ -182,7 +179,7 @@ class GaussianHead(Head):
         return torch.zeros(size, *self.space.shape, device=device)
 
     def to_env(self, action: Tree) -> Tree:
-        return self._clipped(_numpy(action).astype(self.space.dtype, copy=False))
+        return self._clipped(to_numpy(action).astype(self.space.dtype, copy=False))
 
     def _clipped(self, action: np.ndarray) -> np.ndarray:
         return np.clip(action, self.space.low, self.space.high)  # after the cast: rounding may step over a bound
@@ -211,7 +208,7 @@ class SquashedHead(GaussianHead):
 
     def to_env(self, action: Tree) -> Tree:
         low, high = self.space.low, self.space.high
-        share = (np.tanh(_numpy(action).astype(self.space.dtype, copy=False)) + 1) / 2
+        share = (np.tanh(to_numpy(action).astype(self.space.dtype, copy=False)) + 1) / 2
         return self._clipped((low + share * (high - low)).astype(self.space.dtype, copy=False))
 
 
