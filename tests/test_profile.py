@@ -85,6 +85,15 @@ def test_a_run_that_goes_on_has_another_file(tmp_path):
     assert len(first) == pytest.approx(len(second), rel=0.2)
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_what_is_stored_without_serial_numbers_mixes_with_what_has_them(first, tmp_path):
+    storage = {"name": "replay", "horizon": 5, "batch": 16, "capacity": 1000, "fraction": 0.5}
+    experiment = small(storage=storage, checkpoint={"storage": True})
+    experiment.run(tmp_path / "run", profile=first)
+    experiment.replace(steps=2 * experiment.steps).run(tmp_path / "run", resume=True, profile=not first)
+    assert len(table(tmp_path / "run")) == 40
+
+
 def test_without_one_nothing_is_written_down(tmp_path):
     small().run(tmp_path / "run")
     assert not (tmp_path / "run" / "trace.json").exists()

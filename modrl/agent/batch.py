@@ -78,6 +78,8 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
     """The batches side by side: one more column after another."""
     if len(batches) == 1:
         return batches[0]
+    if not all("rollout" in batch.behaviour for batch in batches):  # a profile's serial numbers; a run may go on with or without it
+        batches = [batch._replace(behaviour={k: v for k, v in batch.behaviour.items() if k != "rollout"}) for batch in batches]
 
     def join(field: str, dim: int) -> Tree:
         return tree_map(lambda *xs: torch.cat(xs, dim), *[getattr(batch, field) for batch in batches])
