@@ -46,10 +46,20 @@ class Lap(NamedTuple):
     rollouts: tuple[int, ...] = ()  # serial numbers of those that it made or used
 
 
+class Frames(NamedTuple):
+    """Observations [S, B, ...] that are stacks of n frames, each frame once: the stack of slot t is frames t to t+n-1.
+
+    Where an episode begins, that is so for its newest frame alone; the others are in `earlier`.
+    """
+
+    frames: Any  # [S+n-1, B, ...]
+    earlier: Any  # [K, n-1, ...] of the K slots from the second on whose `first` is set, in (t, b) order
+
+
 class Rollout(NamedTuple):
     """What one collector saw in T steps of B environments: numpy arrays."""
 
-    obs: Tree  # [T+1, B, ...] action[t] answers obs[t]; obs[T] is where the rollout stopped
+    obs: Tree  # [T+1, B, ...], or Frames for each array: action[t] answers obs[t]; obs[T] is where the rollout stopped
     first: np.ndarray  # [T+1, B] bool: obs[t] opens an episode
     action: Tree  # [T, B, ...] as sampled, before any clipping to the space's bounds
     reward: np.ndarray  # [T, B] float32: paid for action[t]; raw

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,11 @@ def tree_map(function: Callable[..., Any], *trees: Tree) -> Tree:
 def leaves(tree: Tree) -> list[Any]:
     """The leaves, in the order of sorted keys."""
     return optree.tree_leaves(tree)
+
+
+def join(trees: Sequence[Tree]) -> Tree:
+    """Trees of numpy arrays as one, rows after rows; a single one as it is."""
+    return trees[0] if len(trees) == 1 else tree_map(lambda *xs: np.concatenate(xs), *trees)
 
 
 def to_numpy(tree: Tree) -> Tree:

@@ -37,6 +37,7 @@ from modrl.scheme.parts import Parts
 from modrl.scheme.presets import presets
 from modrl.scheme.scheme import Scheme
 from modrl.scheme.update import Updater
+from modrl.seeding import Role, generator, seed_of
 from modrl.tree import to_torch, tree_map
 
 UPDATES = 4
@@ -72,7 +73,7 @@ class TracedParts(Parts):
 
     def collector(self, *arguments: Any, **options: Any) -> Collector:
         made = super().collector(*arguments, **options)
-        _write(self.folder, "collector", {"chance": made.generator.initial_seed(), "envs": list(made.envs.seeds)})
+        _write(self.folder, "collector", {"chance": made.generator.initial_seed(), "envs": [seed for lane in made.lanes for seed in lane.envs.seeds]})
         return TracedCollector(made, arguments[0])
 
     def gradient_worker(self, number: int, *arguments: Any, **options: Any) -> GradientWorker:
@@ -405,17 +406,20 @@ def _recorded(experiment: Experiment, file: Path) -> Experiment:
             continue
         break
     parts = plan.parts
-    collector = parts.collector(0)
-    with contextlib.closing(collector):
-        memory = [collector.actor.initial_memory(base.envs.count)]
+    numbers = range(base.envs.count)
+    envs = base.envs.build(numbers=numbers, seeds=[seed_of(base.seed, Role.ENV, n) for n in numbers])
+    chance = generator(base.seed, Role.ACTION, 0)
+    actor, memory = parts.make_actor().eval(), [parts.make_actor().initial_memory(len(numbers))]
+    with contextlib.closing(envs):
 
         def actions(now: Any) -> Any:
-            step = collector._act(now, memory[0])
-            memory[0] = step.memory._replace(last_reward=collector._tensors(now.reward))
-            return collector.actor.to_env(step.action)
+            obs, first, reward = tree_map(torch.from_numpy, (now.obs, now.first, now.reward))
+            step = actor.act(obs, first, memory[0]._replace(last_reward=reward), chance)
+            memory[0] = step.memory
+            return actor.to_env(step.action)
 
         rollouts = UPDATES * -(-base.storage.batch // base.envs.count) * 4 + 8
-        record(collector.envs, actions, rollouts * base.storage.horizon, file)
+        record(envs, actions, rollouts * base.storage.horizon, file)
     return Experiment.from_dict({**base.to_dict(), "envs": {"name": "recorded", "file": str(file), "count": base.envs.count}})
 
 

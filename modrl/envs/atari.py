@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from gymnasium.spaces import Box
@@ -13,6 +13,7 @@ from pydantic import Field
 
 from modrl.config import nearest
 from modrl.envs.base import Timestep
+from modrl.envs.restarts import Budget
 from modrl.envs.vector import Vector
 from modrl.messages import Tree
 
@@ -50,13 +51,17 @@ class Atari(Vector, name="atari"):
         max_frames: int = Field(108_000, ge=1)
         """Frames after which an episode is truncated, not counting those that do nothing at its beginning."""
         threads: int = Field(0, ge=0)
-        """Threads that step the games; 0: one per core, and no more than games."""
+        """Threads that step the games; 0: one per core, and no more than games. Where a collector has two halves, each has so many."""
+
+        @property
+        def overlaps(self) -> bool:
+            return True
 
     config: Config
     frames_before: np.ndarray  # [B] frames of all games before the running one
 
-    def __init__(self, config: Config, *, numbers: Sequence[int], seeds: Sequence[int], training: bool = True, restarts: int = 0) -> None:
-        self.action_repeat = config.action_repeat
+    def __init__(self, config: Config, *, numbers: Sequence[int], seeds: Sequence[int], training: bool = True, restarts: int | Budget = 0) -> None:
+        self.action_repeat, self.stack = config.action_repeat, config.stack
         super().__init__(config, numbers=numbers, seeds=seeds, training=training, restarts=restarts)
         if not config.grey:
             frames, height, width, colours = self.observation_space.shape or ()
@@ -88,6 +93,12 @@ class Atari(Vector, name="atari"):
     def frame(self) -> np.ndarray:
         """What the policy saw last, at its own size."""
         return self.seen if self.seen.ndim == 3 else np.repeat(self.seen[..., None], 3, axis=2)
+
+    def begin(self, action: Tree) -> None:
+        self.vector.send(action)  # type: ignore[attr-defined]
+
+    def finish(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        return cast(tuple[Any, Any, Any, Any, dict[str, Any]], self.vector.recv())  # type: ignore[attr-defined]
 
     def over(self, terminated: np.ndarray, truncated: np.ndarray, info: dict[str, Any]) -> np.ndarray:
         # A lost life only sets `terminated`. A new game starts to count its own frames anew, on top of all frames so far.

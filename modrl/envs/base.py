@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import gymnasium
 import numpy as np
@@ -22,6 +22,9 @@ from pydantic import Field
 
 from modrl.config import BadInput, Component, public_name
 from modrl.messages import Episode, Tree
+
+if TYPE_CHECKING:
+    from modrl.envs.restarts import Budget
 
 
 class Timestep(NamedTuple):
@@ -42,7 +45,8 @@ class Envs(Component, ABC, kind="envs"):
 
     `numbers` are the global numbers of the environments that this worker steps (a part of `config.count`), `seeds` their
     seeds, one each. `training` is False for evaluation: whole episodes, raw reward. `restarts` is how often, over all of them,
-    an environment that failed after its first reset may be made anew; a class whose __init__ does not take it cannot.
+    an environment that failed after its first reset may be made anew; a class whose __init__ does not take it cannot. The other
+    half of a collector's environments is given the first one's `restarts`, to share them.
 
     Observation spaces are gymnasium's Box (float32 or uint8), Discrete, MultiBinary, MultiDiscrete, Dict and Tuple,
     nested; observations are numpy arrays of them, batched by key. Actions come as the action space's members, batched.
@@ -51,6 +55,11 @@ class Envs(Component, ABC, kind="envs"):
     class Config(Component.Config):
         count: int = Field(1, ge=1)
         """All environments, dealt out over the collectors."""
+
+        @property
+        def overlaps(self) -> bool:
+            """Whether `send` does not wait, so that a collector may have its environments in two halves: one steps, it acts for the other."""
+            return False
 
         def showing(self) -> Self:
             """These settings, of environments that `frame` can be asked of."""
@@ -69,10 +78,12 @@ class Envs(Component, ABC, kind="envs"):
     observation_space: gymnasium.Space  # of one environment
     action_space: gymnasium.Space  # of one environment
     action_repeat: int = 1  # frames per agent step
+    stack: int = 1
+    """Every observation is a stack of so many frames along its first axis, oldest first, which each step moves on by one; `first` begins another."""
     exact: bool = False
     """Whether `state` and `restore` are offered, so that a resumed run continues its episodes exactly."""
 
-    def __init__(self, config: Config, *, numbers: Sequence[int], seeds: Sequence[int], training: bool = True, restarts: int = 0) -> None:
+    def __init__(self, config: Config, *, numbers: Sequence[int], seeds: Sequence[int], training: bool = True, restarts: int | Budget = 0) -> None:
         self.config = config
         self.numbers = tuple(numbers)
         self.seeds = tuple(seeds)
@@ -86,6 +97,14 @@ class Envs(Component, ABC, kind="envs"):
     @abstractmethod
     def step(self, action: Tree) -> Timestep:
         """What the actions [B, ...] lead to. The arrays are the caller's: they are not written to again."""
+
+    def send(self, action: Tree) -> None:
+        """Starts on a step, which `receive` ends: where the Config `overlaps`, without waiting."""
+        self._sent = action
+
+    def receive(self) -> Timestep:
+        """What the actions that were sent lead to, as `step` gives it."""
+        return self.step(self._sent)
 
     @abstractmethod
     def close(self) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, NoReturn, Self, cast
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.wrappers import FrameStackObservation
 from pydantic import Field, WithJsonSchema, field_serializer, field_validator, model_validator
 
 from modrl.config import ADAPTERS, load_object
@@ -17,6 +18,7 @@ from modrl.envs.factory import Factory, named, register, registered, registratio
 from modrl.envs.processes import Processes
 from modrl.envs.restarts import Budget, Renewed
 from modrl.envs.vector import Vector
+from modrl.messages import Tree
 
 Function = Annotated[Callable[..., Any], WithJsonSchema({"type": "string", "pattern": r"^[\w.]+:[\w.]+$"})]
 
@@ -68,6 +70,10 @@ class Gym(Vector, name="gym"):
                 raise ValueError(f"start_method: takes effect with vectorization 'async' only, not {self.vectorization!r}")
             return self
 
+        @property
+        def overlaps(self) -> bool:
+            return self.vectorization == "async"
+
         def showing(self) -> Self:
             """One after another here, drawn into arrays."""
             return self.model_copy(update={"kwargs": {**self.kwargs, "render_mode": "rgb_array"}, "vectorization": "sync", "start_method": None})
@@ -83,6 +89,7 @@ class Gym(Vector, name="gym"):
 
     def make(self) -> VectorEnv:
         config = self.config
+        self.stack = _stack(config.wrappers)
         if config.vectorization == "vector_entry_point":
             return _own_vector(config, len(self.numbers))
         members = [Factory(config.id, config.kwargs, config.wrappers, config.max_episode_steps, number) for number in self.numbers]
@@ -93,8 +100,17 @@ class Gym(Vector, name="gym"):
         self.exact = all(saving.exact(env) for env in vector.envs)
         return vector
 
-    def make_budget(self) -> Budget:
-        return Budget(self.restarts, self.config.start_method)
+    def make_budget(self, restarts: int) -> Budget:
+        return Budget(restarts, self.config.start_method)
+
+    def begin(self, action: Tree) -> None:
+        if isinstance(self.vector, Processes):
+            self.vector.step_async(action)
+        else:
+            super().begin(action)
+
+    def finish(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        return self.vector.step_wait() if isinstance(self.vector, Processes) else super().finish()
 
     def seed(self) -> Any:
         if self.config.vectorization == "vector_entry_point":  # one generator for all columns
@@ -176,6 +192,14 @@ def _own_vector(config: Gym.Config, width: int) -> VectorEnv:
     if config.max_episode_steps is not None:
         kwargs["max_episode_steps"] = config.max_episode_steps
     return gymnasium.make_vec(spec, width, vectorization_mode="vector_entry_point", **kwargs)
+
+
+def _stack(wrappers: Sequence[Any]) -> int:
+    """How many frames an observation is a stack of: where gymnasium's own wrapper is the outermost one, it says so."""
+    match list(wrappers[-1:]):
+        case [{"name": str() as name, "stack_size": int() as size}] if load_object(name) is FrameStackObservation:
+            return size
+    return 1
 
 
 def _known_wrapper(entry: Any) -> Any:

@@ -52,9 +52,15 @@ class Processes(AsyncVectorEnv):
         except (EOFError, ConnectionError):
             raise self._loss("in reset") from None
 
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    def step_async(self, actions: Any) -> None:
         try:
-            return super().step(actions)
+            super().step_async(actions)
+        except (EOFError, ConnectionError):
+            raise self._loss("in step") from None
+
+    def step_wait(self, timeout: float | None = None) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        try:
+            return super().step_wait(timeout)
         except (EOFError, ConnectionError):
             raise self._loss("in step") from None
 

@@ -38,10 +38,12 @@ class Vector(Envs):
     lengths: np.ndarray  # [B] int64: steps of the running episodes
     resetting: np.ndarray  # [B] bool: the next step only resets
 
-    def __init__(self, config: Config, *, numbers: Sequence[int], seeds: Sequence[int], training: bool = True, restarts: int = 0) -> None:
+    def __init__(self, config: Config, *, numbers: Sequence[int], seeds: Sequence[int], training: bool = True, restarts: int | Budget = 0) -> None:
         super().__init__(config, numbers=numbers, seeds=seeds, training=training, restarts=restarts)
         self.closed = False
-        self.budget = self.make_budget() if restarts else None
+        self.budget = restarts if isinstance(restarts, Budget) else self.make_budget(restarts) if restarts else None
+        self.restarts = self.budget or 0
+        self.error: Exception | None = None  # of the step that was begun
         self.uncounted = 0  # restarts since `counts` was last asked
         self.vector = self.make()
         try:
@@ -59,9 +61,9 @@ class Vector(Envs):
     def make(self) -> VectorEnv:
         """The vector env, `len(self.numbers)` wide."""
 
-    def make_budget(self) -> Budget:
+    def make_budget(self, restarts: int) -> Budget:
         """The restarts, for all processes that the environments live in."""
-        return Budget(self.restarts)
+        return Budget(restarts)
 
     def seed(self) -> Any:
         """What the vector env's first reset takes as its seed: a list, one for each env."""
@@ -89,9 +91,44 @@ class Vector(Envs):
         no = np.zeros(len(self.numbers), bool)
         return Timestep(self.adopt(obs), ~no, np.zeros(len(no), np.float32), no.copy(), no.copy(), ~no, None, ())
 
+    def begin(self, action: Tree) -> None:
+        """Starts the vector env's step."""
+        self._begun = action
+
+    def finish(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """What the step leads to that was begun, as the vector env gives it."""
+        return self.vector.step(self._begun)
+
     def step(self, action: Tree) -> Timestep:
+        self._begin(action)
+        return self._end()
+
+    def send(self, action: Tree) -> None:
+        if self._own_step:
+            super().send(action)
+        else:
+            self._begin(action)
+
+    def receive(self) -> Timestep:
+        return super().receive() if self._own_step else self._end()
+
+    @property
+    def _own_step(self) -> bool:
+        """Whether a subclass has a `step` of its own, which then is the only way."""
+        return type(self).step is not Vector.step
+
+    def _begin(self, action: Tree) -> None:
+        self.error = None
         try:
-            raw_obs, raw_reward, terminated, truncated, info = self.vector.step(action)
+            self.begin(action)
+        except Exception as error:  # anything: it is what the step led to
+            self.error = error
+
+    def _end(self) -> Timestep:
+        try:
+            if self.error is not None:
+                raise self.error
+            raw_obs, raw_reward, terminated, truncated, info = self.finish()
         except Exception as error:  # anything: it goes on to the caller where no restart is left
             return self._filler(error)
         dropped = self._dropped(info)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -9,26 +12,28 @@ import torch
 
 from modrl.agent.actors.base import Actor, Memory, Step
 from modrl.envs.base import Envs, Timestep
-from modrl.messages import Episode, Rollout, Tree, Weights
+from modrl.messages import Rollout, Tree, Weights
 from modrl.scheme.compute import Compute, load
 from modrl.scheme.inference import Answer, Client
 from modrl.scheme.race import Race, Round
+from modrl.scheme.record import Recorder
 from modrl.scheme.stages import Stages
 from modrl.seeding import restore
-from modrl.tree import on_device, to_numpy, to_torch, tree_map
+from modrl.tree import join, on_device, to_numpy, to_torch, tree_map
 
 
 class Collector:
     """Acts on a snapshot of the weights, which changes only between rollouts; or on what an inference server says.
 
-    With a `race` it stops early where enough others are done: the rest of its rollout is filler. With `stages` of a name it
-    numbers its rollouts, from `serial` on.
+    `envs` stand side by side: where there are two, one steps while the actor acts for the other. With a `race` it stops early
+    where enough others are done: the rest of its rollout is filler. With `stages` of a name it numbers its rollouts, from
+    `serial` on.
     """
 
     def __init__(
         self,
         *,
-        envs: Envs,
+        envs: Sequence[Envs],
         actor: Actor,
         horizon: int,
         generator: torch.Generator,
@@ -37,7 +42,10 @@ class Collector:
         stages: Stages | None = None,
         serial: int = 0,
     ) -> None:
-        self.envs = envs
+        self.lanes: list[Lane] = []
+        for part in envs:
+            start = self.lanes[-1].columns.stop if self.lanes else 0
+            self.lanes.append(Lane(part, slice(start, start + len(part.numbers))))
         self.actor = actor.to(compute.device).eval()
         self.horizon = horizon
         self.generator = generator
@@ -48,8 +56,6 @@ class Collector:
         self.round: Round = (-1, 0)
         self.stages = stages or Stages()
         self.serial = serial  # of the next rollout, in a profile
-        self.now: Timestep | None = None  # what the next action answers
-        self.memory: Memory | None = None
 
     def serve(self, server: Client) -> None:
         """From now on, this server says what the actor would."""
@@ -63,19 +69,20 @@ class Collector:
             self.version = weights.version
             self.stages.lap("load")
         self.round = (weights.version, self.round[1] + 1 if weights.version == self.round[0] else 0)
-        if self.now is None or self.memory is None:
-            self.now = self.envs.reset()
-            self.memory = self.actor.initial_memory(len(self.now.first))
-        recorder = _Recorder(self.horizon, self.now, self.memory)
+        recorder = self._recorder()
         with self.compute.precision_scope():  # one for all steps: weights are cast once
             for slot in range(self.horizon):
                 self._step(recorder, slot)
                 if self.race is not None and self.race.over(self.round, slot + 1, self.horizon):
                     recorder.stop(slot + 1)
                     break
+            self._receive(recorder, self.lanes)
         if self.race is not None:
             self.race.board.finish(self.round)
-        rollout = recorder.rollout(self.version, self.envs.counts())
+        counts = Counter[str]()
+        for lane in self.lanes:
+            counts.update(lane.envs.counts())
+        rollout = recorder.rollout(self.version, dict(counts))
         if self.stages.worker is None:
             self.stages.lap("record")
             return rollout._replace(seconds=self.stages.take())
@@ -84,29 +91,64 @@ class Collector:
         self.serial += 1
         return rollout._replace(seconds=self.stages.take(), laps=self.stages.take_laps(), behaviour={**rollout.behaviour, "rollout": numbers})
 
-    def _step(self, recorder: _Recorder, slot: int) -> None:
-        assert self.now is not None
-        assert self.memory is not None
-        self.stages.lap("record")
-        step = self._act(self.now, self.memory)
-        action = self.actor.to_env(step.action)
-        self.stages.lap("act")
-        with self.compute.foreign_scope():
-            self.now = self.envs.step(action)
-        self.stages.lap("env")
-        self.memory = step.memory._replace(last_reward=self._tensors(self.now.reward))
-        recorder.add(slot, to_numpy(step.action), to_numpy(step.behaviour), self.now)
+    def _recorder(self) -> Recorder:
+        """Of a new rollout, which begins where the last one ended."""
+        for lane in self.lanes:
+            if not lane.begun:
+                lane.begun = True
+                lane.now = lane.envs.reset()
+                lane.memory = self.actor.initial_memory(len(lane.now.first))
+        recorder = Recorder(self.horizon, self.lanes[-1].columns.stop, self.lanes[0].envs, self.lanes[0].now)
+        for lane in self.lanes:
+            recorder.begin(lane.columns, lane.now, to_numpy(lane.memory))
+        return recorder
 
-    def _act(self, now: Timestep, memory: Memory) -> Step:
+    def _step(self, recorder: Recorder, slot: int) -> None:
+        """One step of all environments. Of two lanes, one steps while the other is acted for, and goes on stepping when this returns."""
+        together = self.server is not None  # a server waits for all its collectors' columns
+        for lanes in [self.lanes] if together else [[lane] for lane in self.lanes]:
+            self._receive(recorder, lanes)
+            self.stages.lap("record")
+            for lane, step in zip(lanes, self._act(lanes), strict=True):
+                action = self.actor.to_env(step.action)
+                self.stages.lap("act")
+                with self.compute.foreign_scope():
+                    lane.envs.send(action)
+                self.stages.lap("env")
+                lane.memory, lane.slot = step.memory, slot
+                recorder.act(to_numpy(step.action), to_numpy(step.behaviour))
+        if self.race is not None:  # which wants to know how much is done
+            self._receive(recorder, self.lanes)
+
+    def _receive(self, recorder: Recorder, lanes: Sequence[Lane]) -> None:
+        """Waits for the steps that these lanes are in, if any."""
+        for lane in lanes:
+            if lane.slot is None:
+                continue
+            self.stages.lap("record")
+            with self.compute.foreign_scope():
+                lane.now = lane.envs.receive()
+            self.stages.lap("env")
+            lane.memory = lane.memory._replace(last_reward=self._tensors(lane.now.reward))
+            recorder.add(lane.slot, lane.columns, lane.now)
+            lane.slot = None
+
+    def _act(self, lanes: Sequence[Lane]) -> list[Step]:
         if self.server is not None:
-            return cast(Step, self.server.infer(now.obs, now.first, to_numpy(memory), self._choose))
+            obs, first, memory = join([(lane.now.obs, lane.now.first, to_numpy(lane.memory)) for lane in lanes])
+            return cast(list[Step], self.server.infer(obs, first, memory, self._choose))
         with self.compute.precision_scope():
-            return self.actor.act(self._tensors(now.obs), self._tensors(now.first), memory, self.generator)
+            return [self.actor.act(self._tensors(lane.now.obs), self._tensors(lane.now.first), lane.memory, self.generator) for lane in lanes]
 
-    def _choose(self, answer: Answer) -> Step:
-        with self.compute.precision_scope():
-            step = self.actor.choose(on_device(to_torch(answer.inference), self.compute.device), self.generator)
-        return step._replace(behaviour={**step.behaviour, "version": torch.full((len(answer.inference.policy),), answer.version)})
+    def _choose(self, answer: Answer) -> list[Step]:
+        steps = []
+        for lane in self.lanes:
+            inference = tree_map(lambda x, columns=lane.columns: x[columns], answer.inference)
+            with self.compute.precision_scope():
+                step = self.actor.choose(on_device(to_torch(inference), self.compute.device), self.generator)
+            version = torch.full((len(inference.policy),), answer.version)
+            steps.append(step._replace(behaviour={**step.behaviour, "version": version}))
+        return steps
 
     def _tensors(self, arrays: Tree) -> Tree:
         return on_device(tree_map(torch.from_numpy, arrays), self.compute.device)
@@ -114,71 +156,42 @@ class Collector:
     def state(self) -> dict[str, Any]:
         """Plain data to continue from: exactly where the envs can be saved, else with new episodes."""
         state: dict[str, Any] = {"generator": self.generator.get_state()}
-        if self.envs.exact and self.now is not None:
-            now = self.now._replace(final_obs=None, episodes=())
-            state |= {"envs": self.envs.state(), "now": to_numpy(now)._asdict(), "memory": to_numpy(self.memory)._asdict()}
+        if all(lane.envs.exact and lane.begun for lane in self.lanes):
+            state["lanes"] = [lane.state() for lane in self.lanes]
         return state
 
     def restore(self, state: dict[str, Any]) -> bool:
         """Continues from `state`; whether episodes go on where they were."""
         restore(self.generator, state["generator"])
-        if "envs" not in state or len(state["now"]["first"]) != len(self.envs.numbers):
+        if [len(lane["now"]["first"]) for lane in state.get("lanes", ())] != [len(lane.envs.numbers) for lane in self.lanes]:
             return False
-        self.envs.restore(state["envs"])
-        self.now = Timestep(**tree_map(np.array, state["now"]))._replace(episodes=())
-        self.memory = on_device(to_torch(Memory(**state["memory"])), self.compute.device)
+        for lane, saved in zip(self.lanes, state["lanes"], strict=True):
+            lane.envs.restore(saved["envs"])
+            lane.now = Timestep(**tree_map(np.array, saved["now"]))._replace(episodes=())
+            lane.memory = on_device(to_torch(Memory(**saved["memory"])), self.compute.device)
+            lane.begun = True
         return True
 
     def close(self) -> None:
         """Ends the environments."""
-        self.envs.close()
+        with contextlib.ExitStack() as stack:
+            for lane in self.lanes:
+                stack.callback(lane.envs.close)
 
 
-class _Recorder:
-    """Fills the arrays of one rollout, slot by slot; everything is copied."""
+class Lane:
+    """Environments that step together, and where they are."""
 
-    def __init__(self, horizon: int, now: Timestep, memory: Memory) -> None:
-        width = len(now.first)
-        self.obs = tree_map(lambda x: np.empty((horizon + 1, *x.shape), x.dtype), now.obs)
-        self.first = np.empty((horizon + 1, width), bool)
-        self.reward = np.empty((horizon, width), np.float32)
-        self.terminated, self.truncated, self.valid = (np.empty((horizon, width), bool) for _ in range(3))
-        self.memory = to_numpy(memory)
-        self.actions: list[Tree] = []
-        self.behaviours: list[dict[str, np.ndarray]] = []
-        self.final_obs: list[Tree] = []
-        self.episodes: list[Episode] = []
-        self._observe(0, now)
+    now: Timestep  # what the next action answers
+    memory: Memory
 
-    def _observe(self, slot: int, now: Timestep) -> None:
-        tree_map(lambda store, x: np.copyto(store[slot], x), self.obs, now.obs)
-        self.first[slot] = now.first
+    def __init__(self, envs: Envs, columns: slice) -> None:
+        self.envs = envs
+        self.columns = columns  # of the collector's
+        self.begun = False  # whether it is anywhere
+        self.slot: int | None = None  # that of the step they are in
 
-    def add(self, slot: int, action: Tree, behaviour: dict[str, np.ndarray], then: Timestep) -> None:
-        """One step: the action of slot `slot`, and what it led to."""
-        self.actions.append(action)
-        self.behaviours.append(behaviour)
-        self.reward[slot], self.terminated[slot], self.truncated[slot], self.valid[slot] = then.reward, then.terminated, then.truncated, then.valid
-        if then.final_obs is not None:
-            self.final_obs.append(then.final_obs)
-        self.episodes.extend(then.episodes)
-        self._observe(slot + 1, then)
-
-    def stop(self, slots: int) -> None:
-        """What follows these slots is filler: the observation stays, nothing counts."""
-        tree_map(lambda store: np.copyto(store[slots + 1 :], store[slots]), self.obs)
-        for array in (self.first[slots + 1 :], self.reward[slots:], self.terminated[slots:], self.truncated[slots:], self.valid[slots:]):
-            array[:] = 0
-        self.actions += self.actions[-1:] * (len(self.reward) - slots)
-        self.behaviours += self.behaviours[-1:] * (len(self.reward) - slots)
-
-    def rollout(self, version: int, counts: dict[str, float]) -> Rollout:
-        """All of it."""
-        version = int(self.behaviours[0]["version"].min()) if "version" in self.behaviours[0] else version
-        return Rollout(
-            obs=self.obs, first=self.first, action=tree_map(lambda *xs: np.stack(xs), *self.actions), reward=self.reward,
-            terminated=self.terminated, truncated=self.truncated, valid=None if self.valid.all() else self.valid,
-            final_obs=tree_map(lambda *xs: np.concatenate(xs), *self.final_obs) if self.final_obs else None,
-            memory=self.memory, behaviour=tree_map(lambda *xs: np.stack(xs), *self.behaviours),
-            version=version, episodes=tuple(self.episodes), counts=counts,
-        )  # fmt: skip
+    def state(self) -> dict[str, Any]:
+        """Plain data to continue from."""
+        now = self.now._replace(final_obs=None, episodes=())
+        return {"envs": self.envs.state(), "now": to_numpy(now)._asdict(), "memory": to_numpy(self.memory)._asdict()}

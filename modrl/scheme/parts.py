@@ -89,6 +89,10 @@ class Machine(Settings):
         return max(1, usable_cores() - busy) if weights >= SMALL else 1
 
 
+LANES = 4
+"""The fewest environments that a collector deals out over two halves."""
+
+
 @dataclass(frozen=True)
 class Parts:
     """An agent's settings, and how many of each worker share it."""
@@ -133,18 +137,34 @@ class Parts:
 
     def collector(self, number: int, attempts: Attempts = (), race: Race | None = None) -> Collector:
         """Collector `number`, counted over all gradient workers; `attempts` says which replacement it is, and has chances of its own."""
-        width = self.envs.count // self.collectors
-        numbers = range(number * width, (number + 1) * width)
-        config, actor = self.of_collector(number)
-        seeds = [seed_of(self.seed, Role.ENV, n, attempts) for n in numbers]
-        options = {"restarts": self.env_restarts} if self.env_restarts else {}
-        envs = config.build(numbers=numbers, seeds=seeds, training=True, **options)
+        _, actor = self.of_collector(number)
         compute = self.compute()
         chance = generator(self.seed, Role.ACTION, number, compute.device, attempts)
         return Collector(
-            envs=envs, actor=self.make_actor(actor), horizon=self.storage.horizon, generator=chance, compute=compute, race=race,
-            stages=self.stages(f"collector {number}"), serial=(number * 1000 + sum(attempts)) * 10_000_000,
+            envs=self.make_envs(number, attempts), actor=self.make_actor(actor), horizon=self.storage.horizon, generator=chance,
+            compute=compute, race=race, stages=self.stages(f"collector {number}"), serial=(number * 1000 + sum(attempts)) * 10_000_000,
         )  # fmt: skip
+
+    def make_envs(self, number: int, attempts: Attempts = ()) -> list[Envs]:
+        """The environments of collector `number`; in two halves where one can step while the other is acted for."""
+        width = self.envs.count // self.collectors
+        config, _ = self.of_collector(number)
+        middle = (width + 1) // 2 if config.overlaps and width >= LANES else width
+        made: list[Envs] = []
+        restarts: Any = self.env_restarts
+        try:
+            for part in (range(middle), range(middle, width)):
+                numbers = [number * width + i for i in part]
+                if numbers:
+                    seeds = [seed_of(self.seed, Role.ENV, n, attempts) for n in numbers]
+                    options = {"restarts": restarts} if restarts else {}
+                    made.append(config.build(numbers=numbers, seeds=seeds, training=True, **options))
+                    restarts = made[0].restarts
+        except BaseException:
+            for envs in made:
+                envs.close()
+            raise
+        return made
 
     def stages(self, worker: str) -> Stages:
         """What this worker counts its time with."""

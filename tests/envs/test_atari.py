@@ -47,9 +47,9 @@ def test_an_unknown_game_is_refused_with_the_nearest():
 def frame_numbers(envs, steps=100):
     """The emulator's frame numbers at the reset and after `steps`."""
     recorded = []
-    reset, step = envs.vector.reset, envs.vector.step
+    reset, step = envs.vector.reset, envs.finish
     envs.vector.reset = lambda **options: (result := reset(**options), recorded.append(result[1]["frame_number"][0]))[0]
-    envs.vector.step = lambda action: (result := step(action), recorded.append(result[4]["frame_number"][0]))[0]
+    envs.finish = lambda: (result := step(), recorded.append(result[4]["frame_number"][0]))[0]
     play(envs, steps)
     return recorded[0], recorded[-1]
 
@@ -94,8 +94,8 @@ def test_settings_that_make_no_game_are_refused(text, message):
 def test_a_lost_life_ends_the_learners_episode_but_not_the_game():
     envs = atari("breakout", 2)
     lives = []
-    step = envs.vector.step
-    envs.vector.step = lambda action: (result := step(action), lives.append(result[4]["lives"].copy()))[0]
+    step = envs.finish
+    envs.finish = lambda: (result := step(), lives.append(result[4]["lives"].copy()))[0]
     timesteps = play(envs, 600)
     terminated = np.array([t.terminated for t in timesteps[1:]])  # [T, B]
     first = np.array([t.first for t in timesteps[1:]])

@@ -380,11 +380,11 @@ def test_atari_games_are_made_anew():
     for _ in range(3):
         envs.step(np.zeros(2, np.int64))
 
-    def crash(action):
+    def crash():
         raise RuntimeError("crash")
 
     envs.frames_before += 100  # as after an episode
-    envs.vector.step = crash
+    envs.vector.recv = crash
     again = envs.step(np.zeros(2, np.int64))
     assert (again.first.all(), again.valid.any(), again.obs.shape) == (True, False, (2, 4, 84, 84))
     assert envs.seeds == (new_seed(1, 0), new_seed(2, 0))
@@ -402,8 +402,8 @@ def test_no_trace_crosses_a_failure():
     envs = {"name": "gym", "id": "tests.envs.test_restarts:Flaky", "count": 1, "kwargs": {"n": 9}}
     parts, _ = parts_of(envs=envs, horizon=6, scheme={"preset": "local", "faults": {"env_restarts": 1}})
     collector = parts.collector(0)
-    for env in collector.envs.vector.envs:
-        env.unwrapped.fails = dict.fromkeys(collector.envs.seeds, 3)
+    for env in collector.lanes[0].envs.vector.envs:
+        env.unwrapped.fails = dict.fromkeys(collector.lanes[0].envs.seeds, 3)
     rollout = collector.collect(weights_of(parts.make_actor()))
     collector.close()
     batch = from_rollout(rollout)

@@ -263,7 +263,7 @@ def test_nothing_that_is_kept_carries_a_graph():
             found = made.gradient(weights)
             weights = up.apply([found])
         collector = made.collection.group.workers[0].worker
-        kept = [found.tensors, weights, collector.memory, made.storage.state(True), up.state()["optimizers"]]
+        kept = [found.tensors, weights, collector.lanes[0].memory, made.storage.state(True), up.state()["optimizers"]]
     tensors = [leaf for leaf in leaves(kept) if isinstance(leaf, torch.Tensor)]
     assert len(tensors) > 20
     assert all(tensor.grad_fn is None and not tensor.requires_grad for tensor in tensors)

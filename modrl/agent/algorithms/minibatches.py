@@ -60,13 +60,13 @@ def single_steps(batch: Batch, index: torch.Tensor) -> Batch:
     column = index % columns
 
     def chosen(tree: Tree) -> Tree:
-        return tree_map(lambda x: x[:steps].flatten(0, 1)[index].unsqueeze(0), tree)
+        return tree_map(lambda x: x[:steps].flatten(0, 1).index_select(0, index).unsqueeze(0), tree)
 
     def before(initial: torch.Tensor, later: torch.Tensor) -> torch.Tensor:
-        return torch.cat([initial.to(later.dtype).unsqueeze(0), later[:-1]]).flatten(0, 1)[index]
+        return torch.cat([initial.to(later.dtype).unsqueeze(0), later[:-1]]).flatten(0, 1).index_select(0, index)
 
     memory = Memory(
-        tree_map(lambda x: x[column], batch.memory.state),
+        tree_map(lambda x: x.index_select(0, column), batch.memory.state),
         tree_map(before, batch.memory.last_action, batch.action),
         before(batch.memory.last_reward, batch.reward),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -11,6 +10,7 @@ from pydantic import Field, model_validator
 
 from modrl.agent.batch import Batch, concatenate, from_rollout
 from modrl.agent.storages.base import Storage
+from modrl.agent.storages.columns import Columns
 from modrl.agent.storages.pending import Pending
 from modrl.config import problem
 from modrl.messages import Rollout
@@ -53,12 +53,12 @@ class Replay(Storage, name="replay"):
         super().__init__(config, batch=batch, generator=generator)
         self._replayed = _replayed(config.fraction, batch)
         self._pending = Pending(config.horizon)
-        self._stored: deque[Batch] = deque(maxlen=config.capacity)  # of one column each, oldest first
+        self._stored = Columns(config.capacity)
 
     def change(self, config: Storage.Config) -> None:
         super().change(config)
         self._replayed = _replayed(self.config.fraction, self.size)
-        self._stored = deque(self._stored, maxlen=self.config.capacity)
+        self._stored = Columns(self.config.capacity, self._stored)
 
     @property
     def fresh(self) -> int:
@@ -87,7 +87,7 @@ class Replay(Storage, name="replay"):
         self._stored.extend(columns)
         return concatenate([fresh, *old])
 
-    def _drawn(self, source: Sequence[Batch]) -> list[Batch]:
+    def _drawn(self, source: Sequence[Batch] | Columns) -> list[Batch]:
         """The replayed columns of a batch."""
         drawn = torch.randint(len(source), (self._replayed,), generator=self.generator, device=self.generator.device).tolist()
         return [source[i]._replace(fresh=torch.zeros(1, dtype=torch.bool)) for i in drawn]
@@ -103,7 +103,7 @@ class Replay(Storage, name="replay"):
         """Continues from what `state` gave: exactly with contents; without them the replay fills anew."""
         self._pending.restore(state["pending"])
         restore(self.generator, state["generator"])
-        self._stored = deque(map(to_torch, state["stored"]), maxlen=self.config.capacity)
+        self._stored = Columns(self.config.capacity, map(to_torch, state["stored"]))
 
 
 def _replayed(fraction: float, batch: int) -> int:
