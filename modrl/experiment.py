@@ -259,18 +259,19 @@ class Experiment(Settings):
             raise RunDirError(f"cannot write to {directory.path}: {error.strerror}") from error
 
     def _begun(self, plan: Plan, directory: RunDir) -> Run:
-        from modrl.tuning import torch_threads
+        from modrl.tuning import tuned
 
         experiment = self
-        if (threads := torch_threads(plan)) is not None:
-            experiment = self.replace(machine={"threads": threads})
+        if found := tuned(plan):
+            experiment = self.replace(machine=found)
             plan = _on(plan, experiment.machine)
         return Run(plan, directory, directory.begin(to_yaml(experiment.to_dict()), import_folders(self)), resume=False)
 
     def _resumed(self, plan: Plan, directory: RunDir) -> Run | None:
         with directory.locked():
             info = directory.read_info()
-            experiment = self.replace(machine={"threads": _threads_of(directory)}) if self.machine.threads is None else self
+            found = {name: value for name, value in _measured(directory).items() if getattr(self.machine, name) is None}
+            experiment = self.replace(machine=found) if found else self
             run = Run(_on(plan, experiment.machine), directory, info, resume=True)
             if run.done:
                 directory.write_info(info | {"status": "finished", "ended": info["ended"] or now()})
@@ -359,13 +360,10 @@ class Experiment(Settings):
         return tuple(result)
 
 
-def _threads_of(directory: RunDir) -> int | None:
-    """The torch threads that a run began with: with others its sums would be made in another order."""
-    if not directory.experiment.exists():
-        return None
-    machine = read_file(directory.experiment).data.get("machine")
-    threads: int | None = machine.get("threads") if isinstance(machine, dict) else None
-    return threads
+def _measured(directory: RunDir) -> dict[str, Any]:
+    """What a run found out about its machine when it began: with other values its sums would be made in another order."""
+    machine = read_file(directory.experiment).data.get("machine") if directory.experiment.exists() else None
+    return {name: machine[name] for name in ("threads", "memory_format") if name in machine} if isinstance(machine, dict) else {}
 
 
 def _on(plan: Plan, machine: Machine) -> Plan:

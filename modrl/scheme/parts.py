@@ -12,6 +12,7 @@ import torch
 from pydantic import Field
 
 from modrl.agent.actors.base import Actor
+from modrl.agent.actors.images import use_memory_format
 from modrl.agent.algorithms.base import Algorithm
 from modrl.agent.optimizers import Optimizer
 from modrl.agent.storages.base import Storage
@@ -70,6 +71,8 @@ class Machine(Settings):
     threads: int | None = Field(None, ge=1)
     """Torch threads of this process. None: one for a small network; else as many cores as are left by other gradient workers, or as learning
     is worth beside collectors, which is measured when a run begins and written into its experiment.yaml."""
+    memory_format: Literal["channels_last", "contiguous"] | None = None
+    """How images lie in memory. None: channels_last, unless a measurement when a run begins says otherwise; it is written into experiment.yaml."""
     worker_threads: int = Field(1, ge=1)
     """Torch threads of each Ray worker."""
     ray: Ray = Ray()
@@ -89,6 +92,7 @@ class Machine(Settings):
         return max(1, usable_cores() - busy) if weights >= SMALL else 1
 
 
+MEMORY_FORMATS = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
 LANES = 4
 """The fewest environments that a collector deals out over two halves."""
 
@@ -125,7 +129,10 @@ class Parts:
         """The actor, with the run's initial weights; `config`: with other settings that leave its networks as they are."""
         with torch.random.fork_rng():
             torch.manual_seed(seed_of(self.seed, Role.WEIGHTS))
-            return (config or self.actor).build(observation_space=self.observation_space, action_space=self.action_space)
+            actor = (config or self.actor).build(observation_space=self.observation_space, action_space=self.action_space)
+        if self.machine.memory_format is not None:
+            use_memory_format(actor, MEMORY_FORMATS[self.machine.memory_format])
+        return actor
 
     def make_algorithm(self, number: int = 0, attempts: Attempts = ()) -> Any:
         """The algorithm of gradient worker `number`, with an actor of its own."""
