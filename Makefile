@@ -5,15 +5,16 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo test test-slow lint format clean
+.PHONY: help demo test test-slow bench-check lint format clean
 
 help:
-	@echo "make demo       train one agent under three schemes, about two minutes"
-	@echo "make test       the tests that take seconds"
-	@echo "make test-slow  the tests that take minutes"
-	@echo "make lint       style and types"
-	@echo "make format     lay the code out"
-	@echo "make clean      delete the environment and all caches; runs are kept"
+	@echo "make demo         train one agent under three schemes, about two minutes"
+	@echo "make test         the tests that take seconds"
+	@echo "make test-slow    the tests that take minutes"
+	@echo "make bench-check  whether a hot loop costs more than it did, under a minute"
+	@echo "make lint         style and types"
+	@echo "make format       lay the code out"
+	@echo "make clean        delete the environment and all caches; runs are kept"
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -28,6 +29,9 @@ test: $(INSTALLED)
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow
+
+bench-check: $(INSTALLED)
+	$(BIN)/python benchmarks/check.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -24,14 +24,18 @@ def processor() -> str:
     return platform.processor()
 
 
-def save(name: str, result: dict[str, Any]) -> Path:
-    """Writes a result with the machine, the versions and the date."""
-    about = {
+def about() -> dict[str, Any]:
+    """The machine, the versions and the date."""
+    return {
         "date": datetime.now(UTC).date().isoformat(),
         "machine": {"cpus": os.cpu_count(), "processor": processor(), "python": platform.python_version()},
         "versions": {package: importlib.metadata.version(package) for package in PACKAGES},
     }
+
+
+def save(name: str, result: dict[str, Any]) -> Path:
+    """Writes a result with the machine, the versions and the date."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps({**about, **result}, indent=1) + "\n")
+    path.write_text(json.dumps({**about(), **result}, indent=1) + "\n")
     return path
