@@ -23,7 +23,7 @@ from modrl.agent.storages import Replay
 from modrl.costs import Learning, collecting
 from modrl.messages import Rollout
 from modrl.metrics import WINDOW, Metrics, MetricsFile
-from modrl.scheme.compute import load
+from modrl.scheme.compute import State
 from modrl.scheme.update import Optimizers
 from modrl.seeding import Role, generator
 from modrl.tree import to_numpy
@@ -118,8 +118,8 @@ def weights() -> Iterator[Loop]:
     """A snapshot of the weights, loaded by one other worker."""
     plan = Experiment.from_dict(IMAGES).plan()
     optimizers = Optimizers(plan.parts.make_algorithm(), plan.optimizer)
-    actor = plan.parts.make_actor()
-    yield Loop("version", 1, lambda: load(actor, optimizers.networks()["acting"]))
+    state = State(plan.parts.make_actor())
+    yield Loop("version", 1, lambda: state.load(optimizers.networks()["acting"]))
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from gymnasium.vector.utils import batch_space
 from modrl.agent.batch import to_device
 from modrl.messages import Rollout, Weights
 from modrl.run import Plan
-from modrl.scheme.compute import snapshot, use_torch_threads
+from modrl.scheme.compute import State, use_torch_threads
 from modrl.scheme.gradient import GradientWorker
 from modrl.scheme.update import Optimizers
 from modrl.seeding import Attempts, Role, seed_of
@@ -193,5 +193,5 @@ def cpu_seconds(all_workers: bool = True) -> float:
 def collecting(plan: Plan, attempts: Attempts = ()) -> Iterator[Callable[[], Rollout]]:
     """Makes rollouts of a collector of its own, on the initial weights; `attempts`: with other chances than the run's."""
     with contextlib.closing(plan.parts.collector(0, attempts)) as collector:
-        weights = Weights(0, 0.0, snapshot([("actor", collector.actor)])["actor"], {})
+        weights = Weights(0, 0.0, State(collector.actor).copy(), {})
         yield lambda: collector.collect(weights)

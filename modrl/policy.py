@@ -17,7 +17,7 @@ from modrl.experiment import Experiment
 from modrl.messages import Tree
 from modrl.run import make_evaluation_envs
 from modrl.rundir import RunDir
-from modrl.scheme.compute import load as load_weights
+from modrl.scheme.compute import State
 from modrl.seeding import Role, generator
 from modrl.tree import tree_map
 from modrl.video import recording
@@ -94,7 +94,7 @@ def make_actor(experiment: Experiment, state: dict[str, Any]) -> Actor:
     """The actor with a checkpoint's weights, on the CPU."""
     known = {name: spaces.from_data(space) for name, space in state["spaces"].items()}
     actor: Actor = experiment.actor.build(observation_space=known["observation"], action_space=known["action"])
-    load_weights(actor, state["updater"]["acting"])
+    State(actor).load(state["updater"]["acting"])
     return actor.eval()
 
 

@@ -22,7 +22,7 @@ from modrl.messages import Event, Gradient, Weights
 from modrl.metrics import Metrics, MetricsFile, Row
 from modrl.profile import Profile
 from modrl.rundir import RunDir, RunDirError, now
-from modrl.scheme.compute import load
+from modrl.scheme.compute import State
 from modrl.scheme.group import Group
 from modrl.scheme.parts import Parts
 from modrl.scheme.places.base import is_loss
@@ -310,7 +310,7 @@ class _Evaluator:
         device = parts.compute().device
         if self.actor is None:
             self.actor = parts.make_actor().to(device).eval()
-        load(self.actor, weights.acting)
+        State(self.actor).load(weights.acting)
         chance = generator(parts.seed, Role.EVAL_ACTION, 0, device)
         with contextlib.closing(make_evaluation_envs(parts.envs, parts.seed, settings.episodes)) as envs:
             result = evaluate(self.actor, envs, settings.episodes, greedy=settings.greedy, generator=chance, stop=lambda: bool(interrupt))

@@ -14,6 +14,8 @@ from modrl.messages import Tree
 
 def tree_map(function: Callable[..., Any], *trees: Tree) -> Tree:
     """The tree of `function` of the leaves that stand at the same place; None stays None."""
+    if isinstance(trees[0], (np.ndarray, torch.Tensor)):  # most trees are one array
+        return function(*trees)
     return optree.tree_map(function, *trees)
 
 

@@ -40,15 +40,16 @@ class Batch(NamedTuple):
 
         def rows(tree: Tree, where: torch.Tensor) -> Tree:
             """Of a row for each place of [T, B], those of the columns."""
-            return tree_map(lambda x: x.index_select(0, _numbers(where)[:, index][where[:, index]]), tree)
+            wanted = _numbers(where)[:, index][where[:, index]]
+            return tree_map(lambda x: x.index_select(0, wanted), tree)
 
         def observed(obs: Tree) -> Tree:
             return Frames(across(obs.frames), rows(obs.earlier, self.first[1:])) if isinstance(obs, Frames) else across(obs)
 
-        truncated = bool(self.truncated[:, index].any())
+        truncated = across(self.truncated)
         return Batch(
             map_observations(observed, self.obs), across(self.first), across(self.action), across(self.reward), across(self.terminated),
-            across(self.truncated), across(self.valid), rows(self.final_obs, self.truncated) if truncated else None,
+            truncated, across(self.valid), rows(self.final_obs, self.truncated) if self.final_obs is not None and truncated.any() else None,
             along(self.memory), across(self.behaviour), along(self.version), along(self.fresh),
         )  # fmt: skip
 

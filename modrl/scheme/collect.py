@@ -13,7 +13,7 @@ import torch
 from modrl.agent.actors.base import Actor, Memory, Step
 from modrl.envs.base import Envs, Timestep
 from modrl.messages import Rollout, Tree, Weights
-from modrl.scheme.compute import Compute, load
+from modrl.scheme.compute import Compute, State
 from modrl.scheme.inference import Answer, Client
 from modrl.scheme.race import Race, Round
 from modrl.scheme.record import Recorder
@@ -47,6 +47,7 @@ class Collector:
             start = self.lanes[-1].columns.stop if self.lanes else 0
             self.lanes.append(Lane(part, slice(start, start + len(part.numbers))))
         self.actor = actor.to(compute.device).eval()
+        self._state = State(self.actor)
         self.horizon = horizon
         self.generator = generator
         self.compute = compute
@@ -65,7 +66,7 @@ class Collector:
         """The next `horizon` steps [T, B] of this collector's environments, acted on these weights."""
         self.stages.begin()
         if self.server is None and weights.version != self.version:
-            load(self.actor, weights.acting)
+            self._state.load(weights.acting)
             self.version = weights.version
             self.stages.lap("load")
         self.round = (weights.version, self.round[1] + 1 if weights.version == self.round[0] else 0)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,24 +53,36 @@ def use_torch_threads() -> None:
     torch.set_num_threads(torch.get_num_threads())
 
 
-@torch.no_grad()
-def load(module: nn.Module, state: Mapping[str, Any]) -> None:
-    """Copies a state into the module, in one call per device.
+class State:
+    """The state of a network that is copied in and out again and again: its tensors are looked up once, at the first time.
 
-    Raises:
-        ValueError: it is of another network; names the first parameter that differs.
+    From then on the network must neither move to another device nor get other parameters.
     """
-    own = module.state_dict()
-    if own.keys() != state.keys():
-        raise ValueError(f"weights do not fit {type(module).__name__}: {', '.join(sorted(own.keys() ^ state.keys())[:4])}: on one side only")
-    for name, value in own.items():
-        if value.shape != state[name].shape:
-            raise ValueError(f"weights do not fit {type(module).__name__}: {name} is {list(value.shape)} here, {list(state[name].shape)} there")
-    if own:
-        torch._foreach_copy_(list(own.values()), [to_torch(state[name]) for name in own])
 
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
 
-@torch.no_grad()
-def snapshot(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, dict[str, torch.Tensor]]:
-    """The states of modules, copied: later steps do not change them."""
-    return {name: {key: value.detach().clone() for key, value in module.state_dict().items()} for name, module in modules}
+    @cached_property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The network's own memory, by name."""
+        return dict(self.module.state_dict())
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Copies a state into the network, in one call per device.
+
+        Raises:
+            ValueError: it is of another network; names the first parameter that differs.
+        """
+        own, network = self.tensors, type(self.module).__name__
+        if own.keys() != state.keys():
+            raise ValueError(f"weights do not fit {network}: {', '.join(sorted(own.keys() ^ state.keys())[:4])}: on one side only")
+        for name, value in own.items():
+            if value.shape != state[name].shape:
+                raise ValueError(f"weights do not fit {network}: {name} is {list(value.shape)} here, {list(state[name].shape)} there")
+        if own:
+            torch._foreach_copy_(list(own.values()), [x if isinstance(x := state[name], torch.Tensor) else to_torch(x) for name in own])
+
+    def copy(self) -> dict[str, torch.Tensor]:
+        """The state, copied: later steps do not change it."""
+        return {name: value.clone() for name, value in self.tensors.items()}

@@ -15,7 +15,7 @@ from modrl.agent.batch import Batch, to_device
 from modrl.agent.storages.base import Storage
 from modrl.messages import Episode, Gradient, Lap, Rollout, Weights
 from modrl.scheme.collectors import Collectors
-from modrl.scheme.compute import Compute, load
+from modrl.scheme.compute import Compute, State
 from modrl.scheme.stages import Stages, add
 from modrl.seeding import restore
 
@@ -76,6 +76,9 @@ class GradientWorker:
         algorithm.actor.to(compute.device)
         for module in algorithm.modules().values():
             module.to(compute.device)
+        self._acting = State(algorithm.actor)
+        self._learning = {name: State(module) for name, module in algorithm.modules().items()}
+        self._parameters = algorithm.parameters()
         self._losses: Iterator[Loss] = iter(())
         self._yielded = 0  # losses of the current batch so far
         self._news = _News()
@@ -103,9 +106,9 @@ class GradientWorker:
         return None if loss is None else self._differentiate(loss, weights)
 
     def _load(self, weights: Weights) -> None:
-        load(self.algorithm.actor, weights.acting)
-        for name, module in self.algorithm.modules().items():
-            load(module, weights.learning[name])
+        self._acting.load(weights.acting)
+        for name, state in self._learning.items():
+            state.load(weights.learning[name])
         self.algorithm.prepare(weights.progress)
         self.stages.lap("transfer")
 
@@ -185,7 +188,7 @@ class GradientWorker:
         self.stages.lap("transfer")
 
     def _differentiate(self, loss: Loss, weights: Weights) -> Gradient:
-        parameters = self.algorithm.parameters()[loss.optimizer]
+        parameters = self._parameters[loss.optimizer]
         terms = loss.sums(loss.terms)
         if "total" in terms:
             raise ValueError("a loss term cannot be called 'total', which is the terms' sum: rename it")

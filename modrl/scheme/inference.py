@@ -18,7 +18,7 @@ import torch
 
 from modrl.agent.actors.base import Actor, Inference, Memory
 from modrl.messages import Tree, Weights
-from modrl.scheme.compute import Compute, load, use_torch_threads
+from modrl.scheme.compute import Compute, State, use_torch_threads
 from modrl.tree import on_device, to_numpy, tree_map
 
 
@@ -52,6 +52,7 @@ class Server:
 
     def __init__(self, *, actor: Actor, compute: Compute, batch: int, timeout: float) -> None:
         self.actor = actor.to(compute.device).eval()
+        self._state = State(self.actor)
         self.compute = compute
         self.batch = batch
         self.timeout = timeout
@@ -68,7 +69,7 @@ class Server:
         """Answers from now on with these weights; gives what was counted since the last ones: batches, and the columns in them."""
         with self._weights:
             if weights.version != self.version:
-                load(self.actor, weights.acting)
+                self._state.load(weights.acting)
                 self.version = weights.version
             counts, self._counts = self._counts, Counter()
         return {name: float(number) for name, number in counts.items()}

@@ -13,7 +13,7 @@ import torch
 from modrl.agent.actors.base import Inference
 from modrl.config import BadInput
 from modrl.messages import Weights
-from modrl.scheme.compute import Compute, snapshot
+from modrl.scheme.compute import Compute, State
 from modrl.scheme.inference import Server
 from modrl.scheme.start import Site, start_collection
 from modrl.tree import leaves, to_numpy
@@ -55,7 +55,7 @@ def test_every_distribution_survives_the_journey(do, log_std):
     obs, first, memory = torch.randn(3, 3), torch.zeros(3, dtype=torch.bool), actor.initial_memory(3)
     direct = actor.act(obs, first, memory, torch.Generator().manual_seed(1))
     server = Server(actor=parts.make_actor(), compute=Compute(), batch=3, timeout=1.0)
-    server.load(Weights(4, 0.0, snapshot([("actor", actor)])["actor"], {}))
+    server.load(Weights(4, 0.0, State(actor).copy(), {}))
     answer = server.infer(obs.numpy(), first.numpy(), to_numpy(memory))
     server.close()
     assert answer.version == 4

@@ -19,7 +19,7 @@ from modrl.agent.actors.base import Actor, Memory, Output, Step
 from modrl.agent.actors.distributions import Categorical
 from modrl.envs.toy import Count
 from modrl.messages import Weights
-from modrl.scheme.compute import snapshot
+from modrl.scheme.compute import State
 from modrl.scheme.start import Site, make_board, start_collection
 from tests.runs import small
 
@@ -173,7 +173,7 @@ def collectors_of(**experiment):
 
 def weights_of(actor, version=0):
     """A snapshot of the actor for collectors."""
-    return Weights(version, 0.0, snapshot([("actor", actor)])["actor"], {})
+    return Weights(version, 0.0, State(actor).copy(), {})
 
 
 class Deadly(Count):
