@@ -20,10 +20,10 @@ from safetensors.torch import save_file
 from modrl.agent.actors.base import Memory
 from modrl.agent.batch import Batch
 from modrl.config import BadInput
-from modrl.messages import Episode, Lap, Rollout
+from modrl.messages import Episode, Frames, Lap, Rollout
 
 FORMAT = 1
-MESSAGES = {message.__name__: message for message in (Rollout, Episode, Lap, Memory, Batch)}
+MESSAGES = {message.__name__: message for message in (Rollout, Frames, Episode, Lap, Memory, Batch)}
 SUFFIX = ".safetensors"
 
 

@@ -51,7 +51,8 @@ def tuned(plan: Plan) -> dict[str, Any]:
         found["memory_format"] = "contiguous" if faster else "channels_last"
         learning = seconds.contiguous if faster else learning
     if threads:
-        found["threads"] = max(1, math.ceil(usable_cores() * learning / (learning + seconds.collecting) - SLACK))
+        share = learning / (learning + seconds.collecting)
+        found["threads"] = max(1, math.ceil(usable_cores() * share - SLACK))
     return found
 
 

@@ -10,6 +10,7 @@ from modrl.agent.optimizers import Optimizer
 from modrl.scheme import gradient, parts, update
 from modrl.scheme.collect import Collector
 from modrl.scheme.collectors import Collectors
+from modrl.scheme.compute import State
 from modrl.scheme.replica import Replica
 from modrl.tree import to_torch
 from modrl.verify import BOOKS, checks
@@ -97,7 +98,7 @@ def never_update_one(monkeypatch):
     collect = Collector.collect
 
     def wrong(self, weights):
-        if self.envs.numbers[0] and self.version >= 0:
+        if self.lanes[0].envs.numbers[0] and self.version >= 0:
             self.version = weights.version
         return collect(self, weights)
 
@@ -145,12 +146,13 @@ def learn_twice_from_a_rollout(monkeypatch):
 
 
 def keep_buffers_back(monkeypatch):
-    def wrong(module, state):
-        with torch.no_grad():
-            for name, parameter in module.named_parameters():
-                parameter.copy_(to_torch(state[name]))
+    class Wrong(State):
+        def load(self, state):
+            with torch.no_grad():
+                for name, parameter in self.module.named_parameters():
+                    parameter.copy_(to_torch(state[name]))
 
-    monkeypatch.setattr("modrl.scheme.collect.load", wrong)
+    monkeypatch.setattr("modrl.scheme.collect.State", Wrong)
 
 
 def count_filler(monkeypatch):

@@ -54,18 +54,25 @@ def use_torch_threads() -> None:
 
 
 class State:
-    """The state of a network that is copied in and out again and again: its tensors are looked up once, at the first time.
-
-    From then on the network must neither move to another device nor get other parameters.
-    """
+    """The state of a network that is copied in and out again and again: where its tensors are is looked up once, at the first time."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
 
     @cached_property
+    def _places(self) -> list[tuple[str, dict[str, Any], str]]:
+        """Each tensor's name, and where it is found: a network may well put another one there."""
+        places = []
+        for name in self.module.state_dict():
+            path, _, last = name.rpartition(".")
+            owner = self.module.get_submodule(path)
+            places.append((name, owner._parameters if last in owner._parameters else owner._buffers, last))
+        return places
+
+    @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """The network's own memory, by name."""
-        return dict(self.module.state_dict())
+        return {name: place[last] for name, place, last in self._places}
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Any]) -> None:
@@ -83,6 +90,7 @@ class State:
         if own:
             torch._foreach_copy_(list(own.values()), [x if isinstance(x := state[name], torch.Tensor) else to_torch(x) for name in own])
 
+    @torch.no_grad()
     def copy(self) -> dict[str, torch.Tensor]:
         """The state, copied: later steps do not change it."""
         return {name: value.clone() for name, value in self.tensors.items()}

@@ -240,8 +240,8 @@ def test_a_replacement_has_chances_of_its_own(tmp_path):
     first, second, again = (parts.collector(0, attempts) for attempts in ((), (0, 1), (0, 1)))
     assert not first.generator.get_state().equal(second.generator.get_state())
     assert second.generator.get_state().equal(again.generator.get_state())
-    assert not set(first.envs.seeds) & set(second.envs.seeds)
-    assert second.envs.seeds == again.envs.seeds
+    assert not set(first.lanes[0].envs.seeds) & set(second.lanes[0].envs.seeds)
+    assert second.lanes[0].envs.seeds == again.lanes[0].envs.seeds
 
 
 @pytest.mark.slow

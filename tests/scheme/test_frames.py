@@ -9,6 +9,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict
 
+from modrl import checkpoint
 from modrl.agent.batch import concatenate, from_rollout, to_device
 from modrl.agent.storages import Replay
 from modrl.envs import Atari
@@ -79,7 +80,7 @@ def test_any_columns_side_by_side_are_what_they_were(pairs):
     assert_same(leaves(mixed[0]._replace(obs=())), leaves(mixed[1]._replace(obs=())))
 
 
-def test_a_replay_gives_back_what_it_was_given(pairs):
+def test_a_replay_gives_back_what_it_was_given(pairs, tmp_path):
     def replayed(batches, resumed):
         def made():
             return Replay.Config(horizon=6, batch=4, capacity=7, fraction=0.5).build(batch=4, generator=torch.Generator().manual_seed(0))
@@ -90,9 +91,9 @@ def test_a_replay_gives_back_what_it_was_given(pairs):
             while (given := storage.batch()) is not None:
                 seen.append(given)
                 if resumed:
-                    state = storage.state(contents=True)
+                    checkpoint.save(tmp_path / "state", storage.state(contents=True))
                     storage = made()
-                    storage.restore(state)
+                    storage.restore(checkpoint.load(tmp_path / "state"))
         return seen
 
     expected = replayed(pairs[1], resumed=False)
