@@ -126,7 +126,11 @@ def check_shapes(**arrays: torch.Tensor) -> torch.Size:
     for name, array in arrays.items():
         if not isinstance(array, torch.Tensor):
             raise ValueError(f"{name}: expected a tensor, got {type(array).__name__}")
-    shape: torch.Size = Counter(array.shape for array in arrays.values()).most_common(1)[0][0]
+    shapes = [array.shape for array in arrays.values()]
+    shape = shapes[0]
+    if all(other == shape for other in shapes):
+        return shape
+    shape = Counter(shapes).most_common(1)[0][0]
     model = next(name for name, array in arrays.items() if array.shape == shape)
     for name, array in arrays.items():
         if array.shape != shape:

@@ -33,11 +33,11 @@ class Loss(NamedTuple):
         Raises:
             ValueError: a term is not one number per step.
         """
-        return torch.stack(list(self.sums(self.terms).values())).sum()
+        return torch.stack([*self.sums(self.terms).values()]).sum()
 
     def sums(self, parts: dict[str, torch.Tensor], what: str = "loss term") -> dict[str, torch.Tensor]:
         """Each part summed over the valid steps. A last row that answers the bootstrap observation is dropped."""
-        shape, sums = self.valid.shape, {}
+        shape, steps = self.valid.shape, {}
         if not isinstance(parts, Mapping):
             raise ValueError(f"{what}s have to be a dict of tensors by name, got {type(parts).__name__}")
         for name, part in parts.items():
@@ -49,8 +49,11 @@ class Loss(NamedTuple):
                     f"{what} {name!r} is {given}, expected one number per step, {list(shape)}: "
                     "filler is masked and shards are added by step, so do not average inside it"
                 )
-            sums[name] = torch.where(self.valid, part, 0).sum()
-        return sums
+            steps[name] = part
+        if not steps:
+            return {}
+        sums = torch.where(self.valid, torch.stack(list(steps.values())), 0).sum((1, 2))
+        return dict(zip(steps, sums.unbind(), strict=True))
 
 
 class Algorithm(Component, ABC, kind="algorithm"):
