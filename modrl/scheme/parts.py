@@ -73,6 +73,8 @@ class Machine(Settings):
     is worth beside collectors, which is measured when a run begins and written into its experiment.yaml."""
     memory_format: Literal["channels_last", "contiguous"] | None = None
     """How images lie in memory. None: channels_last, unless a measurement when a run begins says otherwise; it is written into experiment.yaml."""
+    compile: bool = False
+    """Compiles networks and losses with torch.compile, which takes a while when a run begins."""
     worker_threads: int = Field(1, ge=1)
     """Torch threads of each Ray worker."""
     ray: Ray = Ray()
@@ -140,15 +142,20 @@ class Parts:
         actor = self.make_actor()
         with torch.random.fork_rng():
             torch.manual_seed(seed_of(self.seed, Role.WEIGHTS, 1))
-            return self.algorithm.build(actor=actor, generator=shuffle)
+            algorithm = self.algorithm.build(actor=actor, generator=shuffle)
+        if self.machine.compile:
+            algorithm.compile()
+        return algorithm
 
     def collector(self, number: int, attempts: Attempts = (), race: Race | None = None) -> Collector:
         """Collector `number`, counted over all gradient workers; `attempts` says which replacement it is, and has chances of its own."""
-        _, actor = self.of_collector(number)
+        actor = self.make_actor(self.of_collector(number)[1])
+        if self.machine.compile:
+            actor.compile_acting()
         compute = self.compute()
         chance = generator(self.seed, Role.ACTION, number, compute.device, attempts)
         return Collector(
-            envs=self.make_envs(number, attempts), actor=self.make_actor(actor), horizon=self.storage.horizon, generator=chance,
+            envs=self.make_envs(number, attempts), actor=actor, horizon=self.storage.horizon, generator=chance,
             compute=compute, race=race, stages=self.stages(f"collector {number}"), serial=(number * 1000 + sum(attempts)) * 10_000_000,
         )  # fmt: skip
 

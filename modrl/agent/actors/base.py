@@ -87,6 +87,10 @@ class Actor(Component, nn.Module, ABC, kind="actor"):
         self.observation_space = observation_space
         self.action_space = action_space
 
+    def compile_acting(self) -> None:
+        """Has what the networks say of a step compiled by torch.compile, from the first call on."""
+        self.infer = torch.compile(self.infer)  # type: ignore[method-assign]
+
     @abstractmethod
     def initial_memory(self, size: int) -> Memory:
         """The memory of `size` environments before their first step."""

@@ -100,6 +100,10 @@ class Algorithm(Component, ABC, kind="algorithm"):
         self.scheduled = config
         self.prepare(progress)
 
+    def compile(self) -> None:
+        """Has the actor's forward pass compiled by torch.compile, from the first call on; a subclass may have more."""
+        self.actor.compile()
+
     @property
     def num_losses(self) -> int:
         """How many losses `losses` yields for one batch: a matter of the settings alone."""

@@ -37,6 +37,9 @@ class PolicyGradient(Algorithm):
 
     config: Config
 
+    def compile(self) -> None:
+        self.loss = torch.compile(self.loss)  # type: ignore[method-assign]
+
     def losses(self, batch: Batch) -> Iterator[Loss]:
         yield self.loss(batch)
 
