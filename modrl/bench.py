@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from modrl.cores import usable_cores
 from modrl.costs import Acting, Alone, Cost, Learning, Stepping, collecting, cpu_seconds
 from modrl.experiment import Experiment
 from modrl.metrics import Row
 from modrl.run import Plan, Run
-from modrl.scheme.compute import usable_cores
 from modrl.scheme.stages import add
 
 STANDARD: dict[str, Any] = {

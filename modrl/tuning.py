@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 
 from modrl.agent.actors.images import use_memory_format
+from modrl.cores import usable_cores
 from modrl.costs import Learning, collecting, cpu_seconds
 from modrl.run import Plan
-from modrl.scheme.compute import usable_cores
 from modrl.scheme.parts import SMALL
 
 logger = logging.getLogger(__name__)

@@ -118,7 +118,7 @@ def test_what_is_said_of_the_figures(collectors, learners, busy, said):
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity here")
 def test_cores_are_those_that_the_process_may_use():
-    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); from modrl.scheme.compute import usable_cores; print(usable_cores())"
+    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); from modrl.cores import usable_cores; print(usable_cores())"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout.strip() == "1"
 
 

@@ -7,8 +7,8 @@ import torch
 
 from modrl import tuning
 from modrl.agent.actors.images import ImageTorso
+from modrl.cores import usable_cores
 from modrl.experiment import Experiment
-from modrl.scheme.compute import usable_cores
 from modrl.scheme.parts import MEMORY_FORMATS
 from modrl.tuning import Seconds, tuned
 from tests.runs import small

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 from gymnasium.spaces import Box
@@ -12,6 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from pydantic import Field
 
 from modrl.config import nearest
+from modrl.cores import usable_cores
 from modrl.envs.base import Timestep
 from modrl.envs.restarts import Budget
 from modrl.envs.vector import Vector
@@ -51,11 +53,15 @@ class Atari(Vector, name="atari"):
         max_frames: int = Field(108_000, ge=1)
         """Frames after which an episode is truncated, not counting those that do nothing at its beginning."""
         threads: int = Field(0, ge=0)
-        """Threads that step the games; 0: one per core, and no more than games. Where a collector has two halves, each has so many."""
+        """Threads of each collector that step its games; 0: one per core, and no more than games."""
 
         @property
         def overlaps(self) -> bool:
             return True
+
+        def half(self) -> Self:
+            """Half of the threads, so that one half's games do not hold up the other's."""
+            return self.model_copy(update={"threads": math.ceil((self.threads or usable_cores()) / 2)})
 
     config: Config
     frames_before: np.ndarray  # [B] frames of all games before the running one
@@ -72,8 +78,9 @@ class Atari(Vector, name="atari"):
 
         config = self.config
         height, width = (config.size, config.size) if isinstance(config.size, int) else config.size
+        threads = config.threads or min(usable_cores(), len(self.numbers))
         return AtariVectorEnv(
-            rom_name(config.game), len(self.numbers), num_threads=config.threads, autoreset_mode=AutoresetMode.SAME_STEP,
+            rom_name(config.game), len(self.numbers), num_threads=threads, autoreset_mode=AutoresetMode.SAME_STEP,
             reward_clipping=False, episodic_life=False, life_loss_info=config.life_loss and self.training,
             frameskip=config.action_repeat, maxpool=config.max_pool, stack_num=config.stack, img_height=height, img_width=width,
             grayscale=config.grey, noop_max=config.noop_max, use_fire_reset=config.fire_reset,

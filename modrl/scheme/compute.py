@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import os
 from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -33,15 +30,6 @@ class Compute(NamedTuple):
         if self.precision == "fp32":
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, enabled=False)
-
-
-def usable_cores() -> int:
-    """How many cores this process may keep busy: its affinity, and what its control group allows."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with contextlib.suppress(OSError, ValueError):  # no control groups here, or `max`
-        quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
-        cores = min(cores, math.ceil(quota / period))
-    return cores
 
 
 def use_torch_threads() -> None:

@@ -17,10 +17,11 @@ from modrl.agent.algorithms.base import Algorithm
 from modrl.agent.optimizers import Optimizer
 from modrl.agent.storages.base import Storage
 from modrl.config import BadInput, Settings
+from modrl.cores import usable_cores
 from modrl.envs.base import Envs
 from modrl.scheme.collect import Collector
 from modrl.scheme.collectors import Collectors
-from modrl.scheme.compute import Compute, usable_cores
+from modrl.scheme.compute import Compute
 from modrl.scheme.gradient import GradientWorker, Pace
 from modrl.scheme.inference import Server
 from modrl.scheme.race import Race
@@ -163,7 +164,9 @@ class Parts:
         """The environments of collector `number`; in two halves where one can step while the other is acted for."""
         width = self.envs.count // self.collectors
         config, _ = self.of_collector(number)
-        middle = (width + 1) // 2 if config.overlaps and width >= LANES else width
+        middle = width
+        if config.overlaps and width >= LANES:
+            middle, config = (width + 1) // 2, config.half()
         made: list[Envs] = []
         restarts: Any = self.env_restarts
         try:
