@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from modrl.agent.actors.images import use_memory_format
 from modrl.cores import usable_cores
 from modrl.costs import Learning, collecting, cpu_seconds
 from modrl.run import Plan
@@ -73,7 +72,7 @@ def _shares_cores(plan: Plan) -> bool:
 
 def _has_images(plan: Plan) -> bool:
     """Whether the format of images matters, and is not given."""
-    return plan.parts.machine.memory_format is None and _measurable(plan) and use_memory_format(plan.parts.make_actor(), torch.channels_last)
+    return plan.parts.machine.memory_format is None and _measurable(plan) and bool(plan.parts.make_actor().use_memory_format(torch.channels_last))
 
 
 def _measurable(plan: Plan) -> bool:
@@ -97,7 +96,7 @@ def _measured(plan: Plan, images: bool) -> Seconds | None:
         fresh = int(learning.batch.valid[:, learning.batch.fresh].sum())
         seconds = [_spent(learning.work)]
         if images:
-            use_memory_format(learning.worker.algorithm.actor, torch.contiguous_format)
+            learning.worker.algorithm.actor.use_memory_format(torch.contiguous_format)
             seconds.append(_spent(learning.work))
     except Exception:
         logger.debug("the parts could not be measured", exc_info=True)

@@ -12,7 +12,6 @@ import torch
 from pydantic import Field
 
 from modrl.agent.actors.base import Actor
-from modrl.agent.actors.images import use_memory_format
 from modrl.agent.algorithms.base import Algorithm
 from modrl.agent.optimizers import Optimizer
 from modrl.agent.storages.base import Storage
@@ -134,7 +133,7 @@ class Parts:
             torch.manual_seed(seed_of(self.seed, Role.WEIGHTS))
             actor = (config or self.actor).build(observation_space=self.observation_space, action_space=self.action_space)
         if self.machine.memory_format is not None:
-            use_memory_format(actor, MEMORY_FORMATS[self.machine.memory_format])
+            actor.use_memory_format(MEMORY_FORMATS[self.machine.memory_format])
         return actor
 
     def make_algorithm(self, number: int = 0, attempts: Attempts = ()) -> Any:

@@ -87,6 +87,13 @@ class Actor(Component, nn.Module, ABC, kind="actor"):
         self.observation_space = observation_space
         self.action_space = action_space
 
+    def use_memory_format(self, memory_format: torch.memory_format) -> bool:
+        """Has all torsos of images use it, which are the parts with a `memory_format`; whether there are any."""
+        torsos = [part for part in self.modules() if hasattr(part, "memory_format")]
+        for torso in torsos:
+            torso.memory_format = memory_format
+        return bool(torsos)
+
     def compile_acting(self) -> None:
         """Has what the networks say of a step compiled by torch.compile, from the first call on."""
         self.infer = torch.compile(self.infer)  # type: ignore[method-assign]

@@ -71,14 +71,6 @@ class ImageTorso(Torso):
         return super().prepare(x)
 
 
-def use_memory_format(module: nn.Module, memory_format: torch.memory_format) -> bool:
-    """Has all torsos of images in a network use it; whether there are any."""
-    torsos = [part for part in module.modules() if isinstance(part, ImageTorso)]
-    for torso in torsos:
-        torso.memory_format = memory_format
-    return bool(torsos)
-
-
 def conv_size(size: int, kernel: int, stride: int) -> int:
     """Pixels along one side after a convolution without padding."""
     return (size - kernel) // stride + 1
