@@ -91,7 +91,7 @@ class Actor(Component, nn.Module, ABC, kind="actor"):
         """Has all torsos of images use it, which are the parts with a `memory_format`; whether there are any."""
         torsos = [part for part in self.modules() if hasattr(part, "memory_format")]
         for torso in torsos:
-            torso.memory_format = memory_format
+            torso.memory_format = memory_format  # type: ignore[assignment]
         return bool(torsos)
 
     def compile_acting(self) -> None:
