@@ -9,6 +9,7 @@ from pathlib import Path
 from common import HERE, RESULTS
 
 OUT = HERE.parent / "docs" / "results.md"
+GAMES = {"pong": "Pong", "cartpole": "CartPole"}
 INTRODUCTION = """\
 # Results
 
@@ -128,6 +129,33 @@ def _slow(result: dict) -> str:
     return "\n".join([*lines, "", f"A preempted round takes {result['ratio']:.2f} times an undisturbed one."]) + "\n"
 
 
+def peers(name: str, result: dict) -> str:
+    """Medians, and how many times as fast modrl is."""
+    packages = ("stable-baselines3", "ray[rllib]", "sample-factory", "torchrl")
+    versions = [f"{package} {found[package]}" for found in result["peers"].values() for package in packages if package in found]
+    lines = [
+        f"## Throughput beside other libraries: {GAMES[name]}\n",
+        f"`python benchmarks/peers.py {name}`: agent steps, {result['seconds']:g} s of each run; each library in an environment of its own, set up",
+        f"as `benchmarks/peers/` says: {', '.join(versions)}. A column of modrl's says how many times",
+        "as fast as a row's program it is, by the medians and in single rounds.\n",
+        about(result),
+    ]  # fmt: skip
+    for title, contest in result["contests"].items():
+        medians = contest["medians"]
+        ours = [program for program in medians if program.startswith("modrl, ")]
+        lines += [f"| {title} | steps/s, median | runs | {' | '.join(ours)} |", f"|---|---|---|{'---|' * len(ours)}"]
+        for program, runs in contest["runs"].items():
+            median = f"{medians[program]:,.0f}" if program in medians else ""
+            told = [f"{speed:,.0f}" for speed in runs]
+            if program in contest["failures"]:
+                told.append(contest["failures"][program].replace("|", "/"))
+            found = contest["ratios"].get(program, {})
+            ratios = [f"{r['ratio']:.2f} ({r['low']:.2f} to {r['high']:.2f})" for r in found.values()] or [""] * len(ours)
+            lines.append(f"| {program} | {median} | {', '.join(told)} | {' | '.join(ratios)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
 def inference(name: str, result: dict) -> str:
     """What a server does to a step."""
     lines = [
@@ -176,7 +204,7 @@ def memory(name: str, result: dict) -> str:
 
 
 KINDS = {
-    "schemes": schemes, "learning": learning, "efficiency": efficiency, "throughput": throughput,
+    "schemes": schemes, "learning": learning, "efficiency": efficiency, "throughput": throughput, "peers": peers,
     "inference": inference, "faults": faults, "memory": memory,
 }  # fmt: skip
 """By the beginning of a result's name, in the order of the page."""
