@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import numpy as np
 from gymnasium.spaces import Box
@@ -53,15 +52,11 @@ class Atari(Vector, name="atari"):
         max_frames: int = Field(108_000, ge=1)
         """Frames after which an episode is truncated, not counting those that do nothing at its beginning."""
         threads: int = Field(0, ge=0)
-        """Threads of each collector that step its games; 0: one per core, and no more than games."""
+        """Threads that step the games; 0: one per core, and no more than games. Each of a collector's halves has so many."""
 
         @property
         def overlaps(self) -> bool:
             return True
-
-        def half(self) -> Self:
-            """Half of the threads, so that one half's games do not hold up the other's."""
-            return self.model_copy(update={"threads": math.ceil((self.threads or usable_cores()) / 2)})
 
     config: Config
     frames_before: np.ndarray  # [B] frames of all games before the running one

@@ -61,10 +61,6 @@ class Envs(Component, ABC, kind="envs"):
             """Whether `send` does not wait, so that a collector may have its environments in two halves: one steps, it acts for the other."""
             return False
 
-        def half(self) -> Self:
-            """These settings, of one of a collector's halves."""
-            return self
-
         def showing(self) -> Self:
             """These settings, of environments that `frame` can be asked of."""
             return self

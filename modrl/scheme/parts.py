@@ -163,9 +163,7 @@ class Parts:
         """The environments of collector `number`; in two halves where one can step while the other is acted for."""
         width = self.envs.count // self.collectors
         config, _ = self.of_collector(number)
-        middle = width
-        if config.overlaps and width >= LANES:
-            middle, config = (width + 1) // 2, config.half()
+        middle = (width + 1) // 2 if config.overlaps and width >= LANES else width
         made: list[Envs] = []
         restarts: Any = self.env_restarts
         try:

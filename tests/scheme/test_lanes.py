@@ -11,7 +11,6 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from modrl.agent.actors.base import Memory
-from modrl.cores import usable_cores
 from modrl.envs import Atari, Envs
 from modrl.envs.base import Timestep
 from modrl.envs.member import EnvError
@@ -195,12 +194,6 @@ class Doubled(Atari, name="doubled"):
 def test_a_step_of_ones_own_is_what_a_collector_takes():
     with collector_of(4, envs="doubled", game="pong", size=20) as (collector, weights):
         assert (collector.collect(weights).reward == 10).all()
-
-
-@pytest.mark.parametrize(("given", "each"), [(0, -(-usable_cores() // 2)), (1, 1), (4, 2), (5, 3)])
-def test_the_threads_that_step_games_are_shared_out_over_the_halves(given, each):
-    with collector_of(4, envs="atari", game="pong", threads=given) as (collector, _):
-        assert [lane.envs.config.threads for lane in collector.lanes] == [each, each]
 
 
 @pytest.mark.slow
