@@ -1,11 +1,15 @@
-"""Makes docs/results.md from benchmarks/results/*.json."""
+"""Makes docs/results.md and its figures from benchmarks/results/*.json."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import matplotlib.pyplot as plt
 from common import HERE, RESULTS
 
 OUT = HERE.parent / "docs" / "results.md"
@@ -22,6 +26,19 @@ def about(result: dict) -> str:
     machine, versions = result["machine"], result["versions"]
     packages = ", ".join(f"{name} {version}" for name, version in versions.items())
     return f"*{result['date']}, {machine['cpus']} cores, {machine['processor']}, Python {machine['python']}, {packages}*\n"
+
+
+@contextlib.contextmanager
+def figure(name: str, title: str, across: str, up: str) -> Iterator[Any]:
+    """Axes to draw on; the figure is written beside the page."""
+    drawn, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
+    axes.set(title=title, xlabel=across, ylabel=up)
+    axes.grid(alpha=0.3)
+    yield axes
+    folder = OUT.parent / "figures"
+    folder.mkdir(exist_ok=True)
+    drawn.savefig(folder / f"{name}.png", dpi=110)
+    plt.close(drawn)
 
 
 def learning(name: str, result: dict) -> str:
@@ -203,9 +220,88 @@ def memory(name: str, result: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
+def footprint(name: str, result: dict) -> str:
+    """Peaks of what is resident."""
+    lines = [
+        "## Memory of Pong\n",
+        f"`python benchmarks/footprint.py`: the most that was resident in {result['seconds']:g} s of training. A2C with 16 environments and five",
+        "steps an update on both sides, with the network `nature`; the Ray collector has 16 environments, and 20 steps in a rollout.\n",
+        about(result),
+        "| program | resident at most |", "|---|---|", *(f"| {program} | {size:,.0f} MB |" for program, size in result["peak_mb"].items()),
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def scaling(name: str, result: dict) -> str:
+    """More collectors, more steps."""
+    with figure("scaling", "Ray collectors, 10 ms per step", "collectors", "steps/s") as axes:
+        counts = [found["collectors"] for found in result["results"]]
+        one = result["results"][0]["steps_per_second"] / counts[0]
+        axes.plot(counts, [one * count for count in counts], "--", color="grey", label="linear")
+        axes.plot(counts, [found["steps_per_second"] for found in result["results"]], "o-", label="measured")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.set_xticks(counts, counts)
+        axes.legend()
+    lines = [
+        "## More Ray collectors\n",
+        f"`python benchmarks/scaling.py`: a toy environment that sleeps {result['milliseconds']} ms in each step, one in each",
+        "collector; medians of three runs.\n",
+        about(result), "![steps per second over collectors](figures/scaling.png)\n",
+        "| collectors | steps/s, median | runs | share of linear |", "|---|---|---|---|",
+    ]  # fmt: skip
+    for found in result["results"]:
+        runs = ", ".join(f"{rate:,.0f}" for rate in found["runs"])
+        lines.append(f"| {found['collectors']} | {found['steps_per_second']:,.0f} | {runs} | {found['of_linear']:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+def precision(name: str, result: dict) -> str:
+    """Both precisions at equal steps."""
+    points = result["points"]
+    with figure(f"precision_{name}", f"{name}: mean and 95 % interval of five seeds", "env steps", "mean return of 100 episodes") as axes:
+        for kind in ("fp32", "bf16"):
+            steps = [point["env_steps"] for point in points]
+            mean, low, high = zip(*[point[kind] for point in points], strict=True)
+            axes.plot(steps, mean, "o-", label=kind)
+            axes.fill_between(steps, low, high, alpha=0.2)
+        axes.legend()
+    lines = [
+        f"## bf16 beside fp32: {name}\n",
+        f"`python benchmarks/precision.py {name}`: seeds {', '.join(map(str, result['seeds']))} in both, scheme `local`;",
+        "the mean over them, and its 95 % interval.\n",
+        about(result), f"![returns in both precisions](figures/precision_{name}.png)\n",
+        "| env steps | fp32 | bf16 | intervals overlap |", "|---|---|---|---|",
+    ]  # fmt: skip
+    for point in points:
+        told = [f"{mean:.3g} ({low:.3g} to {high:.3g})" for mean, low, high in (point["fp32"], point["bf16"])]
+        lines.append(f"| {point['env_steps']:,} | {' | '.join(told)} | {'yes' if point['overlap'] else 'no'} |")
+    return "\n".join(lines) + "\n"
+
+
+def pong(name: str, result: dict) -> str:
+    """Half an hour of Pong."""
+    with figure("pong_fast", "Pong on this machine", "minutes", "mean return of 100 episodes") as axes:
+        for run in result["runs"]:
+            seconds, _, returns = zip(*run["curve"], strict=True)
+            axes.plot([second / 60 for second in seconds], returns, label=f"seed {run['seed']}")
+        axes.axhline(18, color="grey", linestyle="--")
+        axes.legend()
+    lines = [
+        "## `examples/pong_fast.yaml`\n",
+        f"`python benchmarks/pong_fast.py`: {result['minutes']:g} minutes of wall clock for each seed, nothing else running. Afterwards the",
+        "last weights play 100 whole games.\n", about(result), "![return over minutes](figures/pong_fast.png)\n",
+        "| seed | env steps | last 100 training episodes | 100 games, drawn actions | 100 games, most probable actions |", "|---|---|---|---|---|",
+    ]  # fmt: skip
+    for run in result["runs"]:
+        _, steps, last = run["curve"][-1]
+        lines.append(f"| {run['seed']} | {steps:,.0f} | {last:.1f} | {run['sampled']:.1f} | {run['greedy']:.1f} |")
+    return "\n".join(lines) + "\n"
+
+
 KINDS = {
     "schemes": schemes, "learning": learning, "efficiency": efficiency, "throughput": throughput, "peers": peers,
-    "inference": inference, "faults": faults, "memory": memory,
+    "scaling": scaling, "pong": pong, "precision": precision, "inference": inference, "faults": faults, "memory": memory, "footprint": footprint,
 }  # fmt: skip
 """By the beginning of a result's name, in the order of the page."""
 
