@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Self, TypeAlias
@@ -71,12 +72,12 @@ class Optimizer(Component, ABC, kind="optimizer"):
         return {"learning_rate": rate, "grad_norm": norm}
 
     def _finite_norm(self, gradients: list[torch.Tensor]) -> float:
-        norm = torch.nn.utils.get_total_norm(gradients)
-        if not torch.isfinite(norm):
+        norm = float(torch.nn.utils.get_total_norm(gradients))
+        if not math.isfinite(norm):
             bad = [list(gradient.shape) for gradient in gradients if not gradient.isfinite().all()]
             where = f"in {len(bad)} of {len(gradients)} tensors, the first of shape {bad[0]}" if bad else "its norm is too large"
             raise FloatingPointError(f"the gradient is not finite: {where}; nothing was applied. Look for a loss or a learning rate that explodes")
-        return float(norm)
+        return norm
 
     def state(self) -> list[dict[str, Any]]:
         """What the rule remembers of each parameter: plain data, copied. Settings are not in it: those given at a restart hold."""

@@ -193,7 +193,7 @@ class GradientWorker:
         if "total" in terms:
             raise ValueError("a loss term cannot be called 'total', which is the terms' sum: rename it")
         total = torch.stack(list(terms.values())).sum()
-        if not torch.isfinite(total):
+        if not math.isfinite(total.item()):
             raise FloatingPointError(f"the loss is not finite: {', '.join(f'{name} {value.item():g}' for name, value in terms.items())}")
         self.stages.lap("loss")
         total.backward()

@@ -88,17 +88,20 @@ class Algorithm(Component, ABC, kind="algorithm"):
     def __init__(self, config: Config, *, actor: Actor, generator: torch.Generator | None = None) -> None:
         self.scheduled = config
         self.config = config.at(0.0)
+        self._changes = self.config is not config  # with the progress
         self.actor = actor
         self.generator = generator  # for shuffling minibatches
 
     def prepare(self, progress: float) -> None:
         """Brings the settings to this progress."""
-        self.config = self.scheduled.at(progress)
+        if self._changes:
+            self.config = self.scheduled.at(progress)
 
     def change(self, config: Config, progress: float) -> None:
         """Goes on with other settings, of which none that is fixed differs."""
         self.scheduled = config
-        self.prepare(progress)
+        self.config = config.at(progress)
+        self._changes = self.config is not config
 
     def compile(self) -> None:
         """Has the actor's forward pass compiled by torch.compile, from the first call on; a subclass may have more."""

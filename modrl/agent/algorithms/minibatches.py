@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -41,6 +41,33 @@ def pieces(batch: Batch, count: int, *, by_column: bool, generator: torch.Genera
     device = generator.device if generator is not None else torch.device("cpu")
     order = torch.randperm(len(index), generator=generator, device=device)
     return index[order.to(index.device)].tensor_split(count)
+
+
+def minibatches(batch: Batch, count: int, *, by_column: bool, generator: torch.Generator | None) -> Iterator[Batch]:
+    """The batch in `count` random pieces, without what only bootstraps: columns [T, N] or single steps [1, N]. All are gathered at once.
+
+    Raises:
+        ValueError: there are more pieces than columns or steps.
+    """
+    index = pieces(batch, count, by_column=by_column, generator=generator)
+    whole = take(batch, torch.cat(list(index)), by_column=by_column)
+    stop = 0
+    for piece in index:
+        start, stop = stop, stop + len(piece)
+        yield part(whole, start, stop)
+
+
+def part(batch: Batch, start: int, stop: int) -> Batch:
+    """The columns from `start` to before `stop`, in the batch's own memory; it bootstraps from nothing."""
+
+    def across(tree: Tree) -> Tree:
+        return tree_map(lambda x: x[:, start:stop], tree)
+
+    return Batch(
+        across(batch.obs), across(batch.first), across(batch.action), across(batch.reward), across(batch.terminated), across(batch.truncated),
+        across(batch.valid), None, tree_map(lambda x: x[start:stop], batch.memory), across(batch.behaviour),
+        batch.version[start:stop], batch.fresh[start:stop],
+    )  # fmt: skip
 
 
 def take(batch: Batch, index: torch.Tensor, *, by_column: bool) -> Batch:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from modrl.agent.actors.base import Output
 from modrl.agent.algorithms.base import Loss
-from modrl.agent.algorithms.minibatches import available, pieces, take
+from modrl.agent.algorithms.minibatches import available, minibatches, part
 from modrl.agent.algorithms.policy_gradient import PolicyGradient, Targets
 from modrl.agent.algorithms.transitions import critic, log_prob, transitions
 from modrl.agent.batch import Batch
@@ -53,9 +53,9 @@ class PPO(PolicyGradient, name="ppo"):
         batch = self.with_targets(batch)
         given_up = False
         for _ in range(self.config.epochs):
-            for index in pieces(batch, self.config.minibatches, by_column=self.actor.recurrent, generator=self.generator):
+            for minibatch in minibatches(batch, self.config.minibatches, by_column=self.actor.recurrent, generator=self.generator):
                 # The number of losses may not depend on the data: what is given up is yielded with nothing valid.
-                loss = self.loss(take(batch, index[:1] if given_up else index, by_column=self.actor.recurrent))
+                loss = self.loss(part(minibatch, 0, 1) if given_up else minibatch)
                 given_up = given_up or self._too_far(loss)
                 yield loss._replace(valid=torch.zeros_like(loss.valid)) if given_up else loss
 
