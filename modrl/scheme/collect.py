@@ -96,9 +96,9 @@ class Collector:
         """Of a new rollout, which begins where the last one ended."""
         for lane in self.lanes:
             if not lane.begun:
-                lane.begun = True
                 lane.now = lane.envs.reset()
                 lane.memory = self.actor.initial_memory(len(lane.now.first))
+                lane.begun = True
         recorder = Recorder(self.horizon, self.lanes[-1].columns.stop, self.lanes[0].envs, self.lanes[0].now)
         for lane in self.lanes:
             recorder.begin(lane.columns, lane.now, to_numpy(lane.memory))

@@ -16,9 +16,7 @@ class Recorder:
     """
 
     def __init__(self, horizon: int, width: int, envs: Envs, now: Timestep) -> None:
-        self.obs: _Observations | _Stacks = _Observations(horizon, width, now.obs)
-        if envs.stack > 1:
-            self.obs = _Stacks(horizon, width, now.obs, envs)
+        self.obs = _Stacks(horizon, width, now.obs, envs) if envs.stack > 1 else _Observations(horizon, width, now.obs)
         self.first = np.empty((horizon + 1, width), bool)
         self.reward = np.empty((horizon, width), np.float32)
         self.terminated, self.truncated, self.valid = (np.empty((horizon, width), bool) for _ in range(3))

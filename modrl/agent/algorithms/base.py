@@ -33,7 +33,7 @@ class Loss(NamedTuple):
         Raises:
             ValueError: a term is not one number per step.
         """
-        return torch.stack([*self.sums(self.terms).values()]).sum()
+        return torch.stack(list(self.sums(self.terms).values())).sum()
 
     def sums(self, parts: dict[str, torch.Tensor], what: str = "loss term") -> dict[str, torch.Tensor]:
         """Each part summed over the valid steps. A last row that answers the bootstrap observation is dropped."""
