@@ -53,6 +53,7 @@ def pong(checkout: Path | None) -> dict[str, list[Contender]]:
         *(ours(f"overlapped, {precision}", "pong_impala.yaml", *settings, f"machine.precision={precision}") for precision in ("bf16", "fp32")),
         Contender("Stable-Baselines3, A2C", "sb3", ("pong", "32", "20")),
         Contender("RLlib, IMPALA", "rllib"),
+        Contender("RLlib, IMPALA, tuned", "rllib", ("--tuned",)),
         Contender("Sample Factory, APPO", "samplefactory"),
         Contender("TorchRL, V-trace", "torch_rl"),
     ]

@@ -20,7 +20,7 @@ TRIAL = 1_000_000
 """Environments that are only measured count as this replacement of theirs: their chances are not those of the run."""
 QUICK = 0.5
 """Seconds of a pass that is worth a second one."""
-SLACK = 0.1
+SLACK = 0.25
 """Of a core that learning may lack before it is given one more."""
 FASTER = 0.9
 """Of channels_last's time that the other format may take to be preferred: what is chosen should not depend on the day."""

@@ -23,7 +23,6 @@ __all__ = ["Adam", "Constant", "Cosine", "Linear", "Optimizer", "Piecewise", "RM
 
 LearningRate: TypeAlias = Annotated[float, Field(ge=0)]
 Share: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
-_Tensors: TypeAlias = list[torch.Tensor] | tuple[torch.Tensor, ...]
 
 
 class Optimizer(Component, ABC, kind="optimizer"):
@@ -44,45 +43,37 @@ class Optimizer(Component, ABC, kind="optimizer"):
     def __init__(self, config: Config, *, parameters: Iterable[torch.nn.Parameter]) -> None:
         self.config = config
         self.parameters = list(parameters)
-        self.rule = self.make(self.parameters)
 
-    @abstractmethod
-    def make(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """The rule of torch's kind that applies the clipped gradients."""
+    def step(self, gradients: Sequence[torch.Tensor], progress: float, samples: float = 1) -> dict[str, float]:
+        """One step on gradients summed over so many samples, in the order of the parameters: divided by their number, then clipped.
 
-    def step(self, gradients: Sequence[torch.Tensor], progress: float) -> dict[str, float]:
-        """Applies one gradient, in the order of the parameters; gives its norm before clipping and the learning rate.
+        Gives the norm before clipping, and the learning rate.
 
         Raises:
             FloatingPointError: the gradient is not finite; nothing was applied.
         """
         assert len(gradients) == len(self.parameters), f"{len(gradients)} gradients for {len(self.parameters)} parameters"
-        gradients = [gradient.to(parameter.device) for gradient, parameter in zip(gradients, self.parameters, strict=True)]
-        norm = self._finite_norm(gradients)
+        arranged = self.arrange(gradients)
+        norm = float(torch.nn.utils.get_total_norm(arranged)) / samples
+        if not math.isfinite(norm):
+            raise _not_finite(gradients)
         limit = self.config.max_grad_norm
-        if limit is not None and norm > limit:
-            gradients = torch._foreach_mul(gradients, limit / norm)
+        scale = (limit / norm if limit is not None and norm > limit else 1.0) / samples
         rate = max(value_at(self.config.lr, progress), 0.0)
-        for group in self.rule.param_groups:
-            group["lr"] = rate
-        for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.grad = gradient
-        self.rule.step()
-        self.rule.zero_grad(set_to_none=True)
+        self.apply(arranged, scale, rate)
         return {"learning_rate": rate, "grad_norm": norm}
 
-    def _finite_norm(self, gradients: list[torch.Tensor]) -> float:
-        norm = float(torch.nn.utils.get_total_norm(gradients))
-        if not math.isfinite(norm):
-            bad = [list(gradient.shape) for gradient in gradients if not gradient.isfinite().all()]
-            where = f"in {len(bad)} of {len(gradients)} tensors, the first of shape {bad[0]}" if bad else "its norm is too large"
-            raise FloatingPointError(f"the gradient is not finite: {where}; nothing was applied. Look for a loss or a learning rate that explodes")
-        return norm
+    @abstractmethod
+    def arrange(self, gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Gradients, one for each parameter, as `apply` takes them, on the parameters' devices."""
+
+    @abstractmethod
+    def apply(self, gradients: Sequence[torch.Tensor], scale: float, rate: float) -> None:
+        """Changes the parameters by the rule, at this learning rate, for arranged gradients times `scale`."""
 
     def state(self) -> list[dict[str, Any]]:
         """What the rule remembers of each parameter: plain data, copied. Settings are not in it: those given at a restart hold."""
-        remembered = self.rule.state_dict()["state"]
-        return [_copied(remembered.get(index, {})) for index in range(len(self.parameters))]
+        return [_copied(entry) for entry in self.memory()]
 
     def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
         """Continues from what `state` gave.
@@ -92,18 +83,106 @@ class Optimizer(Component, ABC, kind="optimizer"):
         """
         if len(state) != len(self.parameters):
             raise ValueError(f"the saved optimizer steps {len(state)} parameters, this one {len(self.parameters)}: the networks differ")
-        remembered = {index: _copied(entry) for index, entry in enumerate(state) if entry}
-        self.rule.load_state_dict({"state": remembered, "param_groups": self.rule.state_dict()["param_groups"]})
+        self.remember([_copied(entry) for entry in state])
+
+    @abstractmethod
+    def memory(self) -> Sequence[Mapping[str, Any]]:
+        """What the rule remembers of each parameter."""
+
+    @abstractmethod
+    def remember(self, memory: Sequence[Mapping[str, Any]]) -> None:
+        """Takes over what `memory` gave."""
+
+
+def _not_finite(gradients: Sequence[torch.Tensor]) -> FloatingPointError:
+    bad = [list(gradient.shape) for gradient in gradients if not gradient.isfinite().all()]
+    where = f"in {len(bad)} of {len(gradients)} tensors, the first of shape {bad[0]}" if bad else "its norm is too large"
+    return FloatingPointError(f"the gradient is not finite: {where}; nothing was applied. Look for a loss or a learning rate that explodes")
 
 
 def _copied(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value.detach().clone() if isinstance(value, torch.Tensor) else value for name, value in entry.items()}
 
 
-class RMSProp(Optimizer, name="rmsprop"):
+class Block:
+    """Parameters of one device and type, side by side in one tensor [N], and averages of as many numbers."""
+
+    def __init__(self, parameters: Mapping[int, torch.nn.Parameter]) -> None:
+        self.parameters = parameters  # by their place among the optimiser's
+        self.steps = 0
+        self.averages: dict[str, torch.Tensor] = {}
+        self._weights = torch.empty(0)
+        self._places: list[int] = []
+
+    def weights(self) -> torch.Tensor:
+        """The parameters' own memory. Where a network has given a parameter another one, they are gathered anew."""
+        if self._places != [parameter.data_ptr() for parameter in self.parameters.values()]:
+            self._weights = self.join({index: parameter.detach() for index, parameter in self.parameters.items()})
+            for index, part in self.split(self._weights).items():
+                self.parameters[index].data = part
+            self._places = [parameter.data_ptr() for parameter in self.parameters.values()]
+        return self._weights
+
+    def average(self, name: str) -> torch.Tensor:
+        """The running average of this name; it starts at zero."""
+        if name not in self.averages:
+            self.averages[name] = torch.zeros_like(self._weights)
+        return self.averages[name]
+
+    def join(self, tensors: Mapping[int, torch.Tensor] | Sequence[torch.Tensor]) -> torch.Tensor:
+        """One tensor for each parameter, side by side."""
+        return torch.cat([tensors[index].to(parameter.device).reshape(-1) for index, parameter in self.parameters.items()])
+
+    def split(self, joined: torch.Tensor) -> dict[int, torch.Tensor]:
+        """A tensor [N] as one for each parameter, in the same memory."""
+        parts = joined.split([parameter.numel() for parameter in self.parameters.values()])
+        return {index: part.view_as(parameter) for part, (index, parameter) in zip(parts, self.parameters.items(), strict=True)}
+
+
+class Elementwise(Optimizer):
+    """A rule that treats every number by itself: a step is a few operations on blocks of parameters, not on each of them."""
+
+    @functools.cached_property
+    def blocks(self) -> list[Block]:
+        """Made when first asked for, when the networks are where they compute."""
+        kinds: dict[Any, dict[int, torch.nn.Parameter]] = {}
+        for index, parameter in enumerate(self.parameters):
+            kinds.setdefault((parameter.device, parameter.dtype), {})[index] = parameter
+        return [Block(parameters) for parameters in kinds.values()]
+
+    def arrange(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [block.join(gradients) for block in self.blocks]
+
+    @torch.no_grad()
+    def apply(self, gradients: Sequence[torch.Tensor], scale: float, rate: float) -> None:
+        for block, gradient in zip(self.blocks, gradients, strict=True):
+            weights = block.weights()
+            block.steps += 1
+            self.update(block, weights, gradient if scale == 1 else gradient.mul_(scale), rate)
+
+    @abstractmethod
+    def update(self, block: Block, weights: torch.Tensor, gradient: torch.Tensor, rate: float) -> None:
+        """Changes weights [N], in place, for a gradient [N]; `block.steps` counts from 1."""
+
+    def memory(self) -> list[dict[str, Any]]:
+        memory: dict[int, dict[str, Any]] = {}
+        for block in self.blocks:
+            parts = {name: block.split(average) for name, average in block.averages.items()}
+            for index in block.parameters:
+                memory[index] = {"step": block.steps, **{name: part[index] for name, part in parts.items()}} if block.steps else {}
+        return [memory[index] for index in range(len(self.parameters))]
+
+    def remember(self, memory: Sequence[Mapping[str, Any]]) -> None:
+        for block in self.blocks:
+            first = memory[next(iter(block.parameters))]
+            block.steps = int(first.get("step", 0))
+            block.averages = {name: block.join([entry[name] for entry in memory]) for name in first if name != "step"}
+
+
+class RMSProp(Elementwise, name="rmsprop"):
     """Divides by a running root mean square (Tieleman & Hinton, 2012); the defaults are those of IMPALA on Atari."""
 
-    class Config(Optimizer.Config):
+    class Config(Elementwise.Config):
         lr: LearningRate = 6e-4
         alpha: Share = 0.99
         """Decay of the running averages."""
@@ -116,57 +195,26 @@ class RMSProp(Optimizer, name="rmsprop"):
 
     config: Config
 
-    def make(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        return _RMSProp(parameters, self.config)
-
-
-class _RMSProp(torch.optim.Optimizer):
-    """s <- alpha s + (1 - alpha) g^2; with momentum m, b <- m b + g / root(s); w <- w - lr b. All averages start at zero."""
-
-    def __init__(self, parameters: list[torch.nn.Parameter], settings: RMSProp.Config) -> None:
-        super().__init__(parameters, {"lr": 0.0})
-        self.settings = settings
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        parameters = self.param_groups[0]["params"]
-        gradients = [parameter.grad for parameter in parameters]
-        settings = self.settings
-        squares = self._remembered("square_avg", parameters)
-        torch._foreach_mul_(squares, settings.alpha)
-        torch._foreach_addcmul_(squares, gradients, gradients, 1 - settings.alpha)
-        spread: _Tensors = squares
+    def update(self, block: Block, weights: torch.Tensor, gradient: torch.Tensor, rate: float) -> None:
+        """With s a running mean of squares: s <- alpha s + (1 - alpha) g^2; with momentum m, b <- m b + g / root(s); w <- w - lr b."""
+        settings = self.config
+        spread = squares = block.average("square_avg")
+        squares.mul_(settings.alpha).addcmul_(gradient, gradient, value=1 - settings.alpha)
         if settings.centered:
-            means = self._remembered("grad_avg", parameters)
-            torch._foreach_lerp_(means, gradients, 1 - settings.alpha)
-            spread = torch._foreach_addcmul(squares, means, means, -1)
-            torch._foreach_clamp_min_(spread, 0)  # a variance may fall below zero by rounding
-        if settings.eps_inside:
-            roots = torch._foreach_add(spread, settings.eps)
-            torch._foreach_sqrt_(roots)
-        else:
-            roots = torch._foreach_sqrt(spread)
-            torch._foreach_add_(roots, settings.eps)
-        rate = self.param_groups[0]["lr"]
+            mean = block.average("grad_avg").lerp_(gradient, 1 - settings.alpha)
+            spread = squares.addcmul(mean, mean, value=-1).clamp_min_(0)  # a variance may fall below zero by rounding
+        root = (spread + settings.eps).sqrt_() if settings.eps_inside else spread.sqrt().add_(settings.eps)
         if settings.momentum:
-            speeds = self._remembered("momentum_buffer", parameters)
-            torch._foreach_mul_(speeds, settings.momentum)
-            torch._foreach_addcdiv_(speeds, gradients, roots)
-            torch._foreach_add_(parameters, speeds, alpha=-rate)
+            speed = block.average("momentum_buffer").mul_(settings.momentum).addcdiv_(gradient, root)
+            weights.add_(speed, alpha=-rate)
         else:
-            torch._foreach_addcdiv_(parameters, gradients, roots, -rate)
-
-    def _remembered(self, name: str, parameters: list[torch.nn.Parameter]) -> list[torch.Tensor]:
-        for parameter in parameters:
-            if name not in self.state[parameter]:
-                self.state[parameter][name] = torch.zeros_like(parameter)
-        return [self.state[parameter][name] for parameter in parameters]
+            weights.addcdiv_(gradient, root, value=-rate)
 
 
-class Adam(Optimizer, name="adam"):
+class Adam(Elementwise, name="adam"):
     """Adam (Kingma & Ba, 2015); with weight decay apart from the gradient, AdamW (Loshchilov & Hutter, 2019)."""
 
-    class Config(Optimizer.Config):
+    class Config(Elementwise.Config):
         lr: LearningRate = 3e-4
         betas: tuple[Share, Share] = (0.9, 0.999)
         eps: float = Field(1e-8, ge=0)
@@ -176,10 +224,15 @@ class Adam(Optimizer, name="adam"):
 
     config: Config
 
-    def make(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    def update(self, block: Block, weights: torch.Tensor, gradient: torch.Tensor, rate: float) -> None:
         settings = self.config
-        options = {"betas": settings.betas, "eps": settings.eps, "weight_decay": settings.weight_decay, "amsgrad": settings.amsgrad}
-        return torch.optim.AdamW(parameters, lr=0.0, fused=True, **options)  # type: ignore[arg-type]
+        largest = [block.average("max_exp_avg_sq")] if settings.amsgrad else []
+        torch._fused_adamw_(
+            [weights], [gradient], [block.average("exp_avg")], [block.average("exp_avg_sq")], largest,
+            [torch.tensor(float(block.steps), device=weights.device)],
+            lr=rate, beta1=settings.betas[0], beta2=settings.betas[1], weight_decay=settings.weight_decay, eps=settings.eps,
+            amsgrad=settings.amsgrad, maximize=False,
+        )  # fmt: skip
 
 
 class _Torch(Optimizer):
@@ -207,8 +260,30 @@ class _Torch(Optimizer):
     config: Config
     rule_class: type[torch.optim.Optimizer]
 
-    def make(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        return self.config.make(parameters)
+    def __init__(self, config: Config, *, parameters: Iterable[torch.nn.Parameter]) -> None:
+        super().__init__(config, parameters=parameters)
+        self.rule = config.make(self.parameters)
+
+    def arrange(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [gradient.to(parameter.device) for gradient, parameter in zip(gradients, self.parameters, strict=True)]
+
+    def apply(self, gradients: Sequence[torch.Tensor], scale: float, rate: float) -> None:
+        for group in self.rule.param_groups:
+            group["lr"] = rate
+        if scale != 1:
+            gradients = torch._foreach_mul(list(gradients), scale)
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+        self.rule.step()
+        self.rule.zero_grad(set_to_none=True)
+
+    def memory(self) -> list[Mapping[str, Any]]:
+        remembered = self.rule.state_dict()["state"]
+        return [remembered.get(index, {}) for index in range(len(self.parameters))]
+
+    def remember(self, memory: Sequence[Mapping[str, Any]]) -> None:
+        remembered = {index: entry for index, entry in enumerate(memory) if entry}
+        self.rule.load_state_dict({"state": remembered, "param_groups": self.rule.state_dict()["param_groups"]})
 
 
 def adapt(path: str, found: Any, settings: dict[str, Any]) -> Optimizer.Config:

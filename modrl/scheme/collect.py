@@ -141,6 +141,7 @@ class Collector:
         with self.compute.precision_scope():
             return [self.actor.act(self._tensors(lane.now.obs), self._tensors(lane.now.first), lane.memory, self.generator) for lane in lanes]
 
+    @torch.no_grad()
     def _choose(self, answer: Answer) -> list[Step]:
         steps = []
         for lane in self.lanes:

@@ -189,21 +189,20 @@ class GradientWorker:
 
     def _differentiate(self, loss: Loss, weights: Weights) -> Gradient:
         parameters = self._parameters[loss.optimizer]
-        terms = loss.sums(loss.terms)
-        if "total" in terms:
+        names, sums = loss.summed()
+        if "loss/total" in names:
             raise ValueError("a loss term cannot be called 'total', which is the terms' sum: rename it")
-        total = torch.stack(list(terms.values())).sum()
-        if not math.isfinite(total.item()):
-            raise FloatingPointError(f"the loss is not finite: {', '.join(f'{name} {value.item():g}' for name, value in terms.items())}")
+        total = sums[: len(loss.terms)].sum()
+        metrics = {**dict(zip(names, sums.tolist(), strict=True)), "loss/total": total.item()}
+        if not math.isfinite(metrics["loss/total"]):
+            terms = ", ".join(f"{name} {metrics[f'loss/{name}']:g}" for name in loss.terms)
+            raise FloatingPointError(f"the loss is not finite: {terms}")
         self.stages.lap("loss")
         total.backward()
         self.stages.lap("backward")
         tensors = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
         for parameter in parameters:
             parameter.grad = None
-        with torch.no_grad():
-            sums = {f"loss/{name}": value for name, value in terms.items()} | {"loss/total": total} | loss.sums(loss.metrics, "metric")
-            metrics = dict(zip(sums, torch.stack([s.detach().float() for s in sums.values()]).tolist(), strict=True))
         weight = int(loss.valid.sum())
         news, self._news = self._news, _News()
         news.counts.update(self.collection.counts())

@@ -36,9 +36,7 @@ class Optimizers:
         """
         said: dict[str, float] = {}
         for name, gradients in tensors.items():
-            if self.algorithm.config.reduction == "mean":
-                torch._foreach_div_(gradients, float(weight))
-            said |= self.by_name[name].step(gradients, progress)
+            said |= self.by_name[name].step(gradients, progress, weight if self.algorithm.config.reduction == "mean" else 1)
         return said
 
     def networks(self) -> dict[str, Any]:

@@ -146,11 +146,12 @@ class ActorCritic(Actor, name="actor_critic"):
 
     def forward(self, batch: Batch) -> Output:
         memory: Memory = batch.memory
-        steps = len(batch.first)
-        before = tree_map(lambda x, start: torch.cat([start[None], x[: steps - 1]]), batch.action, memory.last_action)
-        reward = torch.cat([memory.last_reward[None], batch.reward[: steps - 1]])
+        extra, steps = None, len(batch.first)
+        if self.last_action or self.last_reward:
+            before = tree_map(lambda x, start: torch.cat([start[None], x[: steps - 1]]), batch.action, memory.last_action)
+            extra = self._extra(before, torch.cat([memory.last_reward[None], batch.reward[: steps - 1]]), batch.first)
         slots = None if batch.final_obs is None else Slots(*batch.truncated.nonzero(as_tuple=True))
-        said = self._say(batch.obs, batch.first, before, reward, memory.state, slots)
+        said = self._say(batch.obs, batch.first, extra, memory.state, slots)
         after = Memory(
             tree_map(torch.Tensor.detach, said.state),
             tree_map(lambda x: x[-1], batch.action),
@@ -159,16 +160,15 @@ class ActorCritic(Actor, name="actor_critic"):
         final_value = None if slots is None else self._final_value(batch, slots, said.at_slots)
         return self.output(said.features, policy=self.head(said.parameters), value=said.value, final_value=final_value, memory=after)
 
+    @torch.no_grad()
     def act(self, obs: Tree, first: torch.Tensor, memory: Memory, generator: torch.Generator | None = None, greedy: bool = False) -> Step:
         return self.choose(self.infer(obs, first, memory), generator, greedy)
 
-    @torch.no_grad()
     def infer(self, obs: Tree, first: torch.Tensor, memory: Memory) -> Inference:
-        obs, before = (tree_map(lambda x: x[None], part) for part in (obs, memory.last_action))
-        said = self._say(obs, first[None], before, memory.last_reward[None], memory.state, None)
+        extra = self._extra(memory.last_action, memory.last_reward, first)
+        said = self._say(tree_map(lambda x: x[None], obs), first[None], None if extra is None else extra[None], memory.state, None)
         return Inference(self.head.complete(said.parameters)[0], {"value": said.value[0]}, said.state)
 
-    @torch.no_grad()
     def choose(self, inference: Inference, generator: torch.Generator | None = None, greedy: bool = False) -> Step:
         policy = self.head.distribution(inference.policy)
         action = policy.mode() if greedy else policy.sample(generator)
@@ -178,9 +178,8 @@ class ActorCritic(Actor, name="actor_critic"):
     def to_env(self, action: Tree) -> Tree:
         return self.head.to_env(action)
 
-    def _say(self, obs: Tree, first: torch.Tensor, action: Tree, reward: torch.Tensor, state: Tree, slots: Slots | None) -> Said:
-        """What the networks say: obs, first and the action and reward before [S, B, ...], from `state` [B, ...] on."""
-        extra = self._extra(action, reward, first)
+    def _say(self, obs: Tree, first: torch.Tensor, extra: torch.Tensor | None, state: Tree, slots: Slots | None) -> Said:
+        """What the networks say: obs, first and the inputs beside them [S, B, ...], from `state` [B, ...] on."""
         if self.value_trunk is None:
             seen = valued = self.trunk(obs, extra, first, state, slots)
             state, at_slots = seen.state, seen.at_slots
@@ -192,7 +191,7 @@ class ActorCritic(Actor, name="actor_critic"):
         return Said(seen.outputs, self.policy(seen.outputs), self._valued(valued.outputs), state, at_slots)
 
     def _extra(self, action: Tree, reward: torch.Tensor, first: torch.Tensor | None) -> torch.Tensor | None:
-        """The inputs beside the observation [..., E]; None: there are none."""
+        """The inputs beside the observation [..., E], of the action and the reward before; None: there are none."""
         parts = [self.head.encode(action)] if self.last_action else []
         if self.last_reward:
             parts.append(reward.clamp(-1, 1).unsqueeze(-1))

@@ -111,11 +111,11 @@ class Actor(Component, nn.Module, ABC, kind="actor"):
         """One step of B environments, without gradient: obs [B, ...], first [B]."""
 
     def infer(self, obs: Tree, first: torch.Tensor, memory: Memory) -> Inference:
-        """The first half of `act`, which an inference server does for many collectors: obs [B, ...], first [B], without gradient."""
+        """The first half of `act`, which an inference server does for many collectors: obs [B, ...], first [B]; called without gradient."""
         raise NotImplementedError(f"{type(self).__name__} has no infer(): it cannot be asked by an inference server")
 
     def choose(self, inference: Inference, generator: torch.Generator | None = None, greedy: bool = False) -> Step:
-        """The second half of `act`, which needs no weights."""
+        """The second half of `act`, which needs no weights; called without gradient."""
         raise NotImplementedError(f"{type(self).__name__} has no choose(): it cannot use an inference server")
 
     @abstractmethod

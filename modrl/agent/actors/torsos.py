@@ -32,7 +32,18 @@ from modrl.config import BadInput, Component
 
 Width: TypeAlias = Annotated[int, Field(ge=1)]
 Activation: TypeAlias = Literal["tanh", "relu", "elu", "silu", "gelu"]
-ACTIVATIONS: dict[Activation, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU, "gelu": nn.GELU}
+
+
+class Tanh(nn.Module):
+    """tanh(x). Compiled for a CPU in single precision as 2 / (1 + e^-2x) - 1, which is vectorised better there; it differs by at most 2e-7."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling() and x.device.type == "cpu" and x.dtype == torch.float32:
+            return 2 * torch.sigmoid(2 * x) - 1
+        return x.tanh()
+
+
+ACTIVATIONS: dict[Activation, type[nn.Module]] = {"tanh": Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU, "gelu": nn.GELU}
 
 
 class Torso(Component, nn.Module, ABC, kind="torso"):

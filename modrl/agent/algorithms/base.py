@@ -33,27 +33,38 @@ class Loss(NamedTuple):
         Raises:
             ValueError: a term is not one number per step.
         """
-        return torch.stack(list(self.sums(self.terms).values())).sum()
+        return self.summed()[1][: len(self.terms)].sum()
 
-    def sums(self, parts: dict[str, torch.Tensor], what: str = "loss term") -> dict[str, torch.Tensor]:
-        """Each part summed over the valid steps. A last row that answers the bootstrap observation is dropped."""
+    def summed(self) -> tuple[list[str], torch.Tensor]:
+        """Names, and what they name [n] summed over the valid steps: terms, as loss/NAME, then metrics, without gradient.
+
+        A last row that answers the bootstrap observation is dropped.
+
+        Raises:
+            ValueError: there are no terms, or something is not one number per step.
+        """
+        terms = self._checked(self.terms, "loss term")
+        metrics = {name: part.detach() for name, part in self._checked(self.metrics, "metric").items()}
+        if not terms:
+            raise ValueError("a loss needs at least one loss term")
+        steps = torch.stack([*terms.values(), *metrics.values()])
+        return [*(f"loss/{name}" for name in terms), *metrics], torch.where(self.valid, steps, 0).sum((1, 2))
+
+    def _checked(self, parts: dict[str, torch.Tensor], what: str) -> dict[str, torch.Tensor]:
         shape, steps = self.valid.shape, {}
         if not isinstance(parts, Mapping):
             raise ValueError(f"{what}s have to be a dict of tensors by name, got {type(parts).__name__}")
         for name, part in parts.items():
-            given = list(part.shape) if isinstance(part, torch.Tensor) else f"the {type(part).__name__} {part!r}"
-            if given == [shape[0] + 1, *shape[1:]]:
+            given = part.shape if isinstance(part, torch.Tensor) else f"the {type(part).__name__} {part!r}"
+            if given == (shape[0] + 1, *shape[1:]):
                 part = part[:-1]
-            elif given != list(shape):
+            elif given != shape:
                 raise ValueError(
-                    f"{what} {name!r} is {given}, expected one number per step, {list(shape)}: "
+                    f"{what} {name!r} is {given if isinstance(given, str) else list(given)}, expected one number per step, {list(shape)}: "
                     "filler is masked and shards are added by step, so do not average inside it"
                 )
             steps[name] = part
-        if not steps:
-            return {}
-        sums = torch.where(self.valid, torch.stack(list(steps.values())), 0).sum((1, 2))
-        return dict(zip(steps, sums.unbind(), strict=True))
+        return steps
 
 
 class Algorithm(Component, ABC, kind="algorithm"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import optree
 import torch
 
 from modrl.agent.actors.base import Memory
@@ -50,24 +51,21 @@ def minibatches(batch: Batch, count: int, *, by_column: bool, generator: torch.G
         ValueError: there are more pieces than columns or steps.
     """
     index = pieces(batch, count, by_column=by_column, generator=generator)
-    whole = take(batch, torch.cat(list(index)), by_column=by_column)
-    stop = 0
-    for piece in index:
-        start, stop = stop, stop + len(piece)
-        yield part(whole, start, stop)
+    return split(take(batch, torch.cat(list(index)), by_column=by_column), [len(piece) for piece in index])
 
 
-def part(batch: Batch, start: int, stop: int) -> Batch:
-    """The columns from `start` to before `stop`, in the batch's own memory; it bootstraps from nothing."""
+def split(batch: Batch, sizes: Sequence[int]) -> Iterator[Batch]:
+    """The batch's columns in pieces of these sizes, in its own memory; they bootstrap from nothing."""
 
-    def across(tree: Tree) -> Tree:
-        return tree_map(lambda x: x[:, start:stop], tree)
+    def apart(tree: Tree, dim: int) -> Iterator[Tree]:
+        arrays, form = optree.tree_flatten(tree)
+        return map(form.unflatten, zip(*(array.split(sizes, dim) for array in arrays), strict=True))
 
-    return Batch(
-        across(batch.obs), across(batch.first), across(batch.action), across(batch.reward), across(batch.terminated), across(batch.truncated),
-        across(batch.valid), None, tree_map(lambda x: x[start:stop], batch.memory), across(batch.behaviour),
-        batch.version[start:stop], batch.fresh[start:stop],
-    )  # fmt: skip
+    across = apart((batch.obs, batch.first, batch.action, batch.reward, batch.terminated, batch.truncated, batch.valid, batch.behaviour), 1)
+    along = apart((batch.memory, batch.version, batch.fresh), 0)
+    for steps, (memory, version, fresh) in zip(across, along, strict=True):
+        obs, first, action, reward, terminated, truncated, valid, behaviour = steps
+        yield Batch(obs, first, action, reward, terminated, truncated, valid, None, memory, behaviour, version, fresh)
 
 
 def take(batch: Batch, index: torch.Tensor, *, by_column: bool) -> Batch:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from modrl.agent.actors.base import Output
 from modrl.agent.algorithms.base import Loss
-from modrl.agent.algorithms.minibatches import available, minibatches, part
+from modrl.agent.algorithms.minibatches import available, minibatches, split
 from modrl.agent.algorithms.policy_gradient import PolicyGradient, Targets
 from modrl.agent.algorithms.transitions import critic, log_prob, transitions
 from modrl.agent.batch import Batch
@@ -55,7 +55,7 @@ class PPO(PolicyGradient, name="ppo"):
         for _ in range(self.config.epochs):
             for minibatch in minibatches(batch, self.config.minibatches, by_column=self.actor.recurrent, generator=self.generator):
                 # The number of losses may not depend on the data: what is given up is yielded with nothing valid.
-                loss = self.loss(part(minibatch, 0, 1) if given_up else minibatch)
+                loss = self.loss(_one_column(minibatch) if given_up else minibatch)
                 given_up = given_up or self._too_far(loss)
                 yield loss._replace(valid=torch.zeros_like(loss.valid)) if given_up else loss
 
@@ -86,5 +86,9 @@ class PPO(PolicyGradient, name="ppo"):
     def _too_far(self, loss: Loss) -> bool:
         if self.config.target_kl is None:
             return False
-        kl = loss.sums({"kl": loss.metrics["kl"]})["kl"] / loss.valid.sum().clamp(min=1)
+        kl = torch.where(loss.valid, loss.metrics["kl"], 0).sum() / loss.valid.sum().clamp(min=1)
         return bool(kl > self.config.target_kl)
+
+
+def _one_column(batch: Batch) -> Batch:
+    return next(split(batch, [1, len(batch.fresh) - 1]))
