@@ -153,7 +153,7 @@ class Collector:
         return steps
 
     def _tensors(self, arrays: Tree) -> Tree:
-        return on_device(tree_map(torch.from_numpy, arrays), self.compute.device)
+        return tree_map(lambda x: torch.from_numpy(x).to(self.compute.device), arrays)
 
     def state(self) -> dict[str, Any]:
         """Plain data to continue from: exactly where the envs can be saved, else with new episodes."""

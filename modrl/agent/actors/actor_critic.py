@@ -55,7 +55,8 @@ class Trunk(nn.Module):
     def forward(self, obs: Tree, extra: torch.Tensor | None, first: torch.Tensor, state: Tree, slots: Slots | None) -> Unrolled:
         """Features of a sequence of observations [S, B, ...]."""
         flat = tree_map(lambda x: x.flatten(0, 1), obs)
-        features = self.features(flat, None if extra is None else extra.flatten(0, 1)).unflatten(0, first.shape)
+        features = self.features(flat, None if extra is None else extra.flatten(0, 1))
+        features = features.view(*first.shape, features.shape[1])
         return Unrolled(features, state, ()) if self.memory is None else self.memory(features, first, state, slots)
 
     def one_more(self, obs: Tree, extra: torch.Tensor | None, state: Tree) -> torch.Tensor:

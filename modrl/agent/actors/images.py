@@ -9,6 +9,7 @@ import gymnasium
 import torch
 from gymnasium import spaces
 from torch import nn
+from torch.nn import functional as F
 
 from modrl.agent.actors.spaces import describe
 from modrl.agent.actors.torsos import Torso, Width
@@ -51,6 +52,8 @@ class ImageTorso(Torso):
     class Config(Torso.Config):
         layout: Layout = "auto"
         """Where the channels are. `auto`: the end that is 1 to 4, the first where both are; else by which two sizes are equal."""
+        standardize: bool = False
+        """Give each image mean 0 and standard deviation 1 over its pixels and channels: small things before a plain background stand out."""
 
     def __init__(self, config: Config, *, space: gymnasium.Space) -> None:
         super().__init__(config, space=space)
@@ -59,11 +62,12 @@ class ImageTorso(Torso):
                 f"torso {self.name} takes images, a Box of three sizes or a stack of such, got {describe(space)}: use mlp, "
                 "or a torso for each key of the observation"
             )
+        self.standardize = config.standardize
         self.channels_last = is_channels_last(self.shape[-3:]) if config.layout == "auto" else config.layout == "channels_last"
         self.shape = image_shape(self.shape, config.layout)
 
     def prepare(self, x: torch.Tensor) -> torch.Tensor:
-        """The images [N, C, H, W] in [0, 1]."""
+        """The images [N, C, H, W] in [0, 1], or standardised."""
         if self.channels_last:
             x = x.movedim(-1, -3)
         x = x.flatten(1, -3) if x.dim() > 4 else x
@@ -71,8 +75,16 @@ class ImageTorso(Torso):
             x = torch.stack(x.unbind(1), -1).movedim(-1, 1)
         x = x.contiguous(memory_format=self.memory_format)
         if x.dtype == torch.uint8 and torch.is_autocast_enabled(x.device.type):  # straight to what the first layer would make of it
-            return x.to(torch.get_autocast_dtype(x.device.type)).div_(255)
-        return super().prepare(x)
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+            return standardized(x) if self.standardize else x.div_(255)
+        return standardized(x.float()) if self.standardize else super().prepare(x)
+
+
+def standardized(x: torch.Tensor) -> torch.Tensor:
+    """The images [N, C, H, W], each with mean 0 and standard deviation 1; one of a single colour is 0."""
+    dense = x if x.is_contiguous() else x.movedim(1, -1)
+    dense = F.layer_norm(dense, dense.shape[1:], eps=1e-8)
+    return dense if x.is_contiguous() else dense.movedim(-1, 1)
 
 
 def conv_size(size: int, kernel: int, stride: int) -> int:

@@ -65,6 +65,23 @@ def test_the_layout_can_be_said():
     assert network_input(pixels(3, 40, 4), image, layout="channels_last").shape == (1, 4, 3, 40)
 
 
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("space", [ATARI, pixels(40, 60, 3), spaces.Box(0, 1, (3, 40, 60), np.float32)])
+def test_each_image_may_be_standardised(space, memory_format):
+    faint = (space.sample() * 0.3).astype(space.dtype)
+    images = torch.from_numpy(np.stack([space.sample(), faint, np.ones_like(faint)]))
+    torso = Pixels.Config(standardize=True).build(space=space)
+    torso.memory_format = memory_format
+    plain = network_input(space, images).double().numpy()
+    seen = torso.prepare(images)
+    assert seen.is_contiguous(memory_format=memory_format)
+    for image, expected in zip(seen.numpy()[:2], plain[:2], strict=True):
+        np.testing.assert_allclose(image, (expected - expected.mean()) / expected.std(), atol=1e-3)
+    assert (seen[2] == 0).all()
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(torso.prepare(images).float(), seen, rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize(("torso", "flat", "size", "parameters"), [
     ("nature", 3136, 512, 32 * 4 * 64 + 32 + 64 * 32 * 16 + 64 + 64 * 64 * 9 + 64 + 3136 * 512 + 512),
     ("shallow", 2592, 256, 16 * 4 * 64 + 16 + 32 * 16 * 16 + 32 + 2592 * 256 + 256),
