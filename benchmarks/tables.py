@@ -299,9 +299,27 @@ def pong(name: str, result: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
+def search(name: str, result: dict) -> str:
+    """What was tried before a file's settings were settled."""
+    with figure(f"search_{name}", "What was tried for pong_fast.yaml", "million env steps", "mean return of 100 episodes") as axes:
+        for run in result["runs"]:
+            _, steps, returns = zip(*run["curve"], strict=True)
+            axes.plot([step / 1e6 for step in steps], returns, label=run["name"])
+        axes.legend()
+    lines = [
+        "### What was tried\n",
+        f"In this order, one seed each. {result['note']}\n", f"![return over env steps](figures/search_{name}.png)\n",
+        "| | what differs from the file | steps/s | stopped at | return then |", "|---|---|---|---|---|",
+    ]  # fmt: skip
+    for run in result["runs"]:
+        seconds, steps, last = run["curve"][-1]
+        lines.append(f"| {run['name']} | {run['differs']} | {steps / seconds:,.0f} | {steps / 1e6:.2f} M | {last:.1f} |")
+    return "\n".join(lines) + "\n"
+
+
 KINDS = {
     "schemes": schemes, "learning": learning, "efficiency": efficiency, "throughput": throughput, "peers": peers,
-    "scaling": scaling, "pong": pong, "precision": precision, "inference": inference, "faults": faults, "memory": memory, "footprint": footprint,
+    "scaling": scaling, "pong": pong, "search": search, "precision": precision, "inference": inference, "faults": faults, "memory": memory, "footprint": footprint,
 }  # fmt: skip
 """By the beginning of a result's name, in the order of the page."""
 
