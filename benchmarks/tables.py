@@ -319,7 +319,8 @@ def search(name: str, result: dict) -> str:
 
 KINDS = {
     "schemes": schemes, "learning": learning, "efficiency": efficiency, "throughput": throughput, "peers": peers,
-    "scaling": scaling, "pong": pong, "search": search, "precision": precision, "inference": inference, "faults": faults, "memory": memory, "footprint": footprint,
+    "scaling": scaling, "pong": pong, "search": search, "precision": precision, "inference": inference, "faults": faults,
+    "memory": memory, "footprint": footprint,
 }  # fmt: skip
 """By the beginning of a result's name, in the order of the page."""
 

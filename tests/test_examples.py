@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from modrl.agent.actors import LSTM, MLP, ActorCritic, Inference
+from modrl.agent.actors import LSTM, MLP, ActorCritic, Inference, Shallow
 from modrl.agent.algorithms import A2C, IMPALA, PPO
 from modrl.agent.optimizers import Adam, Linear, RMSProp
 from modrl.agent.storages import Fresh
@@ -62,6 +62,13 @@ def twins():
         "pong_a2c": Experiment(
             name="pong_a2c", steps=10_000_000, envs=Atari.Config(game="pong", count=16), actor=ActorCritic.Config(torso="nature", init="orthogonal"),
             algorithm=A2C.Config(reward="clip"), optimizer=RMSProp.Config(lr=Linear(7e-4, 0), eps=1e-5, max_grad_norm=0.5), storage=Fresh.Config(horizon=5, batch=16),
+        ),
+        "pong_fast": Experiment(
+            name="pong_fast", steps=1_600_000, envs=Atari.Config(game="pong", count=16, life_loss=False),
+            actor=ActorCritic.Config(torso=Shallow.Config(standardize=True), init="orthogonal"),
+            algorithm=PPO.Config(clip=0.15, epochs=3, minibatches=8, entropy_cost=Linear(0.01, 0.001), reward="clip"),
+            optimizer=Adam.Config(lr=Linear(6e-4, 0), eps=1e-5, max_grad_norm=0.5), storage=Fresh.Config(horizon=128, batch=16),
+            scheme={"preset": "overlapped", "collection": {"ahead": 1}}, machine={"precision": "bf16", "memory_format": "contiguous"},
         ),
         "cartpole_ppo": Experiment(name="cartpole_ppo", **cartpole(
             steps=100_000, actor=narrow, algorithm=PPO.Config(epochs=10, entropy_cost=0),
