@@ -146,6 +146,14 @@ def _slow(result: dict) -> str:
     return "\n".join([*lines, "", f"A preempted round takes {result['ratio']:.2f} times an undisturbed one."]) + "\n"
 
 
+NOTES = {
+    "cartpole": "`local` does what Stable-Baselines3 does, one thing after another, in the same environments. `fast` is compiled (`machine.compile`) and\n"
+    "steps the environment's own vector version; `ahead` moreover collects the next batch in a process of its own while the last one\n"
+    "is learned from, so that a batch is one round old.\n",
+}
+"""What a table's names mean."""
+
+
 def peers(name: str, result: dict) -> str:
     """Medians, and how many times as fast modrl is."""
     packages = ("stable-baselines3", "ray[rllib]", "sample-factory", "torchrl")
@@ -155,7 +163,7 @@ def peers(name: str, result: dict) -> str:
         f"`python benchmarks/peers.py {name}`: agent steps, {result['seconds']:g} s of each run; each library in an environment of its own, set up",
         f"as `benchmarks/peers/` says: {', '.join(versions)}. A column of modrl's says how many times",
         "as fast as a row's program it is, by the medians and in single rounds.\n",
-        about(result),
+        about(result), NOTES.get(name, ""),
     ]  # fmt: skip
     for title, contest in result["contests"].items():
         medians = contest["medians"]
