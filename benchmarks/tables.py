@@ -147,9 +147,9 @@ def _slow(result: dict) -> str:
 
 
 NOTES = {
-    "cartpole": "`local` does what Stable-Baselines3 does, one thing after another, in the same environments. `fast` is compiled (`machine.compile`) and\n"
-    "steps the environment's own vector version; `ahead` moreover collects the next batch in a process of its own while the last one\n"
-    "is learned from, so that a batch is one round old.\n",
+    "cartpole": "`local` does what Stable-Baselines3 does, one thing after another, in the same environments. `fast` is compiled\n"
+    "(`machine.compile`) and steps the environment's own vector version; `ahead` moreover collects the next batch in a process of\n"
+    "its own while the last one is learned from, so that a batch is one round old.\n",
 }
 """What a table's names mean."""
 
