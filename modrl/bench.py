@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from modrl.config import BadInput
 from modrl.cores import usable_cores
 from modrl.costs import Acting, Alone, Cost, Learning, Stepping, collecting, cpu_seconds
 from modrl.experiment import Experiment
 from modrl.metrics import Row
 from modrl.run import Plan, Run
+from modrl.scheme.parts import SMALL
 from modrl.scheme.stages import add
 
 STANDARD: dict[str, Any] = {
@@ -120,6 +122,11 @@ class Bench:
     parts: dict[str, Alone]
     whole: Whole
 
+    @property
+    def small(self) -> bool:
+        """Whether calls of torch cost more than what they compute."""
+        return sum(p.numel() for p in self.whole.run.updater.algorithm.actor.parameters()) < SMALL
+
     def rounds(self, number: int, seconds: float) -> Iterator[tuple[dict[str, Cost], Slice]]:
         """The cost of each part by env step, and the whole, in turns."""
         for part in self.parts.values():  # warm up
@@ -128,6 +135,8 @@ class Bench:
         for _ in range(number):
             costs = {name: part.cost(seconds) for name, part in self.parts.items()}
             whole = self.whole.go_on(2 * seconds)
+            if not whole.env_steps:
+                raise BadInput(f"no env step was learned from in {2 * seconds:g} seconds: measure for longer (--seconds)")
             shares = 1 if self.plan.scheme.gradient.alone else self.plan.scheme.gradient.workers
             updates = shares * whole.updates / whole.env_steps
             yield {**costs, "learn": Cost(*(updates * cost for cost in costs["learn"]))}, whole
@@ -191,7 +200,7 @@ def measure(experiment: Experiment, rounds: int = 5, seconds: float = 2.0, tell:
     busy = sum(s.core for s in slices) / seconds_in_all / cores
     return Result(
         parts, roofline, rate, efficiency, busy, cores, collectors, learners, {name: value / steps for name, value in stages.items()},
-        figures, advise(experiment, collectors, learners, busy, cores),
+        figures, advise(experiment, collectors, learners, busy, cores, small=made.small),
     )  # fmt: skip
 
 
@@ -214,25 +223,29 @@ def _timelines(plan: Plan, stages: dict[str, float], wall: float) -> tuple[dict[
     return collectors | {"rest": max(0.0, 1 - sum(collectors.values()))}, learners | {"other": max(0.0, 1 - sum(learners.values()))}
 
 
-def advise(experiment: Experiment, collectors: dict[str, float], learners: dict[str, float], busy: float, cores: int) -> list[str]:
-    """What the figures mean, and what to change."""
+def advise(experiment: Experiment, collectors: dict[str, float], learners: dict[str, float], busy: float, cores: int, *, small: bool) -> list[str]:
+    """What the figures mean, and what to change. `small`: the network is; then threads take turns at the interpreter more than they compute."""
     words: list[str] = []
-    scheme, wait, rest = experiment.scheme, learners.get("wait", 0.0), collectors.get("rest", 0.0)
+    scheme, machine, wait, rest = experiment.scheme, experiment.machine, learners.get("wait", 0.0), collectors.get("rest", 0.0)
     idle = f"{1 - busy:.0%} of the {cores} cores' time is unused"
-    ways = ["machine.precision=bf16"] if experiment.machine.precision == "fp32" else []
+    cheaper, has_it = ("machine.compile=true", machine.compile) if small else ("machine.precision=bf16", machine.precision != "fp32")
+    ways = [] if has_it else [cheaper]
     if not collectors:
         together = sum(learners.get(name, 0.0) for name in COLLECTING)
-        words.append(f"collecting takes {together:.0%} of the time and learning waits for it: with scheme=overlapped both go on at once")
+        remedy = ": with scheme=overlapped both go on at once" if not small else f"; {cheaper} makes both cheaper" if ways else ""
+        words.append(f"collecting takes {together:.0%} of the time and learning waits for it{remedy}")
     elif busy > 1 - NOTABLE:
         words += [f"all cores are busy: {ways[0]} may need less of them"] if ways else []
     elif rest > max(wait, NOTABLE):
-        ways += [f"machine.threads={cores}"] if scheme.gradient.place == "here" and experiment.machine.threads is None and cores > 1 else []
+        ways += [f"machine.threads={cores}"] if scheme.gradient.place == "here" and machine.threads is None and cores > 1 and not small else []
         ways += ["fewer collectors"] if scheme.collection.workers > 1 else []
         words.append(
             f"collectors rest {rest:.0%} of the time: learning is the bottleneck, and {idle}; try {' or '.join(ways or ['a smaller network'])}"
         )
     elif wait > max(rest, NOTABLE):
-        ways = [f"scheme.collection.workers={2 * scheme.collection.workers}", *ways]
+        more = 2 * scheme.collection.workers
+        dealt_out = experiment.envs.count % (more * scheme.gradient.workers) == 0
+        ways = [f"scheme.collection.workers={more}" if dealt_out else "more environments (envs.count)", *ways]
         words.append(f"gradient workers wait {wait:.0%} of the time: collection is the bottleneck, and {idle}; try {' or '.join(ways)}")
     else:
         words.append(f"{idle}: more environments (envs.count) or more collectors (scheme.collection.workers) may use it")

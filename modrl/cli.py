@@ -83,6 +83,8 @@ def train(
         err.print(f"{error}\ngo on with: {again}", markup=False, soft_wrap=True)
         raise typer.Exit(130 if error.signal == signal.SIGINT else 75) from None
     out.print(f"run directory: {directory.path}", soft_wrap=True)
+    if profile:
+        out.print(f"its profile, for ui.perfetto.dev: {directory.newest_trace()}", soft_wrap=True)
 
 
 def _title(scheme: Scheme.Config) -> str:
@@ -114,6 +116,22 @@ def evaluate(
         table.add_row(str(index + 1), f"{reward:g}", str(length))
     out.print(table)
     out.print(f"mean return {result.mean_return:g} over {len(result.returns)} episodes ({'sampled' if sample else 'greedy'} actions)")
+
+
+@app.command()
+def replay(
+    dump: Annotated[Path, typer.Argument(help="a dump of a run that ended with a number that is not finite, or the run's directory")],
+    overrides: Overrides = None,
+) -> None:
+    """Compute a loss that was not finite again, and say where that begins."""
+    from modrl.replay import replay as again
+
+    result = again(dump, overrides or [])
+    out.print(f"{result.dump}, of {result.worker or 'the run'}", soft_wrap=True, markup=False)
+    if not result.where:
+        out.print("computed again, all is finite", soft_wrap=True)
+        raise typer.Exit(1)
+    out.print(f"not finite, computed again: {result.where}", soft_wrap=True, markup=False)
 
 
 @app.command()

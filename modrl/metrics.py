@@ -68,7 +68,7 @@ class Metrics:
                 for name, value in episode.info.items():
                     self.named[name].append(value)
             self.policy_lags += gradient.policy_lags
-            if taken := _TAKEN & gradient.metrics.keys():
+            if taken := (_TAKEN | said.keys()) & gradient.metrics.keys():
                 raise ValueError(f"the algorithm's metric or loss term {', '.join(sorted(taken))} has the name of a column of the run's: rename it")
             for name, value in gradient.metrics.items():
                 self.sums[name] += value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from modrl.scheme.parts import Parts
 from modrl.scheme.places.base import is_loss
 from modrl.scheme.replica import ReplicaGroup
 from modrl.scheme.scheme import Scheme
+from modrl.scheme.stages import Stages
 from modrl.scheme.update import Updater
 from modrl.seeding import Role, generator, seed_of
 from modrl.settings import Checkpointing, Evaluation, Logging, Ticker
@@ -78,6 +80,7 @@ class Run:
         self._storage = [public_name(storage.owner), storage.horizon]  # what workers' states are of
         self._resumed = resume
         self._workers = self._find_checkpoint() if resume else None
+        self._profile: Profile | None = None
 
     def _find_checkpoint(self) -> list[Any] | None:
         """Continues from the newest whole checkpoint, and gives its workers' states; damaged ones are put aside, rows past it dropped."""
@@ -173,7 +176,7 @@ class Run:
 
     def _train(self, interrupt: Interrupt) -> Iterator[Row]:
         tensorboard = _tensorboard(self.directory.path, self.plan.logging.tensorboard, self.updater.env_steps)
-        with tensorboard as board, _profile(self.directory, self.plan.parts.profile) as profile:
+        with tensorboard as board, _profile(self.directory, self.plan.parts.profile) as self._profile:
             clock, stages = _Clock(self.plan, self.updater.env_steps), self.plan.parts.stages("updater")
             weights = self.updater.weights()
             self.metrics.start(self.updater.env_steps)
@@ -185,9 +188,7 @@ class Run:
                 weights = self.updater.apply(gradients)
                 stages.lap("optimise")
                 self.metrics.spend(stages.take())
-                if profile is not None:
-                    profile.write([lap for gradient in gradients for lap in gradient.laps])
-                    profile.write(stages.take_laps())
+                self._trace(gradients, stages)
                 for gradient in gradients:
                     self._heed(gradient.events)
                 if not self.metrics.open and not self.done and not interrupt and clock.row.due(self.updater.env_steps):
@@ -203,6 +204,12 @@ class Run:
                 self._end("interrupted")
                 raise Interrupted(interrupt.signal, path)
             self._end("finished")
+
+    def _trace(self, gradients: Sequence[Gradient], stages: Stages | None = None) -> None:
+        """What workers did, and the updater, goes into the profile."""
+        if self._profile is not None:
+            self._profile.write([lap for gradient in gradients for lap in gradient.laps])
+            self._profile.write(stages.take_laps() if stages is not None else ())
 
     def _heed(self, events: Sequence[Event]) -> None:
         """What befell workers goes into run.json and into the metrics."""
@@ -234,6 +241,7 @@ class Run:
         alone = self.plan.scheme.gradient.alone
 
         def apply(gradients: Sequence[Gradient]) -> Weights:
+            self._trace(gradients)
             for gradient in gradients if alone else ():
                 self.updater.apply([gradient])
             return self.updater.weights() if alone else self.updater.apply(gradients)
@@ -255,6 +263,9 @@ class Run:
                 logger.warning("no replica is left: what was learned since the last checkpoint is lost")
                 return None
             self.updater.optimizers.restore(to_torch(learned))
+        if not self.updater.optimizers.finite():
+            logger.warning("the weights are not finite: no checkpoint of them is written")
+            return None
         workers = None if weights is None else self.group.call("state", [self.plan.checkpointing.storage] * len(self.group.workers))
         path = checkpoint.path_of(self.directory.checkpoints, self.updater.env_steps)
         tree = {
@@ -271,12 +282,21 @@ class Run:
         with contextlib.suppress(OSError):
             self._heed(self.group.events())
         try:
+            self._save_dump(error)
             path = self._save(None)
         except OSError as another:
             logger.warning("no checkpoint of the end could be written: %s", another)
         with contextlib.suppress(OSError):
             self._end("interrupted" if interrupted else "failed", error)
         return path
+
+    def _save_dump(self, error: BaseException) -> None:
+        """What a number that is not finite was computed from."""
+        if (dump := getattr(error, "dump", None)) is None:
+            return
+        path = checkpoint.path_of(self.directory.dumps, self.updater.env_steps)
+        checkpoint.save(path, {**dump, "worker": getattr(error, "worker", ""), "error": str(error)})
+        logger.error("%s holds what it was computed from: `modrl replay %s` computes it again", path, path)
 
     def _end(self, status: str, error: BaseException | None = None) -> None:
         self.info |= {
@@ -345,7 +365,7 @@ def _profile(directory: RunDir, wanted: bool) -> Iterator[Profile | None]:
     if not wanted:
         yield None
         return
-    with contextlib.closing(Profile(directory.new_trace())) as profile:
+    with contextlib.closing(Profile(directory.new_trace(), time.time())) as profile:
         yield profile
 
 

@@ -38,11 +38,18 @@ class RunDir:
         self.info = self.path / "run.json"
         self.metrics = self.path / "metrics.csv"
         self.checkpoints = self.path / "checkpoints"
+        self.dumps = self.path / "dumps"
 
     def new_trace(self) -> Path:
         """Where the next profile goes: trace.json, and for a run that goes on trace-2.json, …"""
-        paths = itertools.chain([self.path / "trace.json"], (self.path / f"trace-{number}.json" for number in itertools.count(2)))
-        return next(path for path in paths if not path.exists())
+        return next(path for path in self._traces() if not path.exists())
+
+    def newest_trace(self) -> Path | None:
+        """The newest profile."""
+        return max(itertools.takewhile(Path.exists, self._traces()), key=lambda path: path.stat().st_mtime, default=None)
+
+    def _traces(self) -> Iterator[Path]:
+        return itertools.chain([self.path / "trace.json"], (self.path / f"trace-{number}.json" for number in itertools.count(2)))
 
     @property
     def used(self) -> bool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+from modrl import cli
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,3 +33,18 @@ def _cluster():
 @pytest.fixture
 def cluster(_cluster):
     return _cluster
+
+
+@pytest.fixture
+def modrl(monkeypatch, capsys):
+    """Runs a command in this process: its exit status, stdout and stderr."""
+    monkeypatch.setattr(cli.out, "_width", 200)
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["modrl", *map(str, words)])
+        with pytest.raises(SystemExit) as exit:
+            cli.main()
+        said = capsys.readouterr()
+        return exit.value.code, said.out, said.err
+
+    return run

@@ -11,8 +11,9 @@ import time
 import pytest
 
 from modrl.bench import _roofline, advise, measure
+from modrl.config import BadInput
 from modrl.costs import Alone, Cost, Stepping
-from tests.runs import small
+from tests.runs import SMALL, small
 
 SLOW_LEARNER = {"name": "ppo", "epochs": 8, "minibatches": 4}
 
@@ -95,7 +96,7 @@ def test_learning_that_is_slower_than_collecting_is_the_bottleneck():
     assert result.collectors["rest"] > 0.5
     assert result.advice[0].startswith("collectors rest ")
     assert "learning is the bottleneck" in result.advice[0]
-    assert "try machine.precision=bf16" in result.advice[0]
+    assert "try machine.compile=true" in result.advice[0]
 
 
 @pytest.mark.parametrize(
@@ -110,10 +111,35 @@ def test_learning_that_is_slower_than_collecting_is_the_bottleneck():
     ],
 )  # fmt: skip
 def test_what_is_said_of_the_figures(collectors, learners, busy, said):
-    words = advise(small(scheme="overlapped"), collectors, learners, busy, 2)
+    words = advise(small(scheme="overlapped"), collectors, learners, busy, 2, small=False)
     assert len(words) == len(said)
     for expected, text in zip(said, words, strict=True):
         assert text.startswith(expected)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("collectors", [{}, {"env": 0.6, "rest": 0.4}])
+def test_threads_and_bf16_are_not_advised_for_a_small_network(collectors, compiled):
+    """On CartPole either makes it slower; torch.compile does not."""
+    small_one = small(scheme="overlapped" if collectors else "local", machine={"compile": compiled})
+    (text,) = advise(small_one, collectors, {"env": 0.5, "wait": 0.05, "loss": 0.4}, 0.6, 2, small=True)
+    assert ("machine.compile=true" in text) == (not compiled)
+    assert not {word for word in ("bf16", "threads", "overlapped") if word in text}
+
+
+def test_more_collectors_are_advised_only_where_the_environments_can_be_dealt_out():
+    one = small(scheme="overlapped", envs={**SMALL["envs"], "count": 1}, storage={"name": "fresh", "horizon": 5, "batch": 1})
+    for experiment, way in ((one, "more environments (envs.count)"), (small(scheme="overlapped"), "scheme.collection.workers=2")):
+        (text,) = advise(experiment, {"env": 0.9, "rest": 0.1}, {"wait": 0.4, "loss": 0.6}, 0.75, 2, small=True)
+        assert f"try {way} or machine.compile=true" in text
+
+
+def test_a_time_without_env_steps_is_told():
+    paced = small(
+        storage={"name": "replay", "horizon": 5, "batch": 8, "capacity": 100, "fraction": 1}, scheme={"preset": "local", "pacing": {"at_least": 1000}}
+    )
+    with pytest.raises(BadInput, match=r"no env step was learned from in 0\.2 seconds: measure for longer"):
+        measure(paced, rounds=1, seconds=0.1)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity here")

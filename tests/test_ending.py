@@ -217,9 +217,9 @@ def test_the_env_that_raised_is_named(tmp_path):
         experiment.run(tmp_path / "run")
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_applied(tmp_path):
+def test_a_reward_that_is_not_finite_stops_the_run_before_it_is_learned_from(tmp_path):
     experiment = small(envs={"name": "gym", "id": "modrl/NaNAt-v0", "kwargs": {"j": 12}, "count": 8})
-    with pytest.raises(WorkerError, match=r"(?s)gradient worker failed.*the loss is not finite"):
+    with pytest.raises(WorkerError, match=r"(?s)collector 0 failed.*gave a reward of nan"):
         experiment.run(tmp_path / "run")
     weights = state_of(tmp_path / "run")["updater"]["acting"]
     assert all(tensor.isfinite().all() for tensor in weights.values())

@@ -110,6 +110,14 @@ MODULE = """
         def metrics(self, batch, out):
             return super().metrics(batch, out) | {"wall_seconds": batch.reward}
 
+    class TermsName(IMPALA):
+        def metrics(self, batch, out):
+            return super().metrics(batch, out) | {"loss/policy": batch.reward}
+
+    class OptimizersName(IMPALA):
+        def metrics(self, batch, out):
+            return super().metrics(batch, out) | {"grad_norm": batch.reward}
+
     class TotalTerm(IMPALA):
         def terms(self, batch, out):
             return super().terms(batch, out) | {"total": batch.reward}
@@ -195,6 +203,8 @@ def test_the_env_that_keeps_its_promise_trains(module, tmp_path):
 
 ALGORITHMS = [
     ("TakenName", ValueError, "the algorithm's metric or loss term wall_seconds has the name of a column of the run's: rename it"),
+    ("TermsName", Exception, "metric 'loss/policy' has the name of a loss term's column: rename it"),
+    ("OptimizersName", ValueError, "the algorithm's metric or loss term grad_norm has the name of a column of the run's: rename it"),
     ("TotalTerm", Exception, "a loss term cannot be called 'total', which is the terms' sum: rename it"),
     ("FloatTerm", Exception, "loss term 'mine' is the float 0.5, expected one number per step, [5, 8]"),
     ("AveragedMetric", Exception, "metric 'mine' is [], expected one number per step, [5, 8]"),

@@ -54,11 +54,22 @@ def test_every_worker_has_a_line_of_stages_that_follow_one_another(scheme, worke
 def test_an_arrow_leads_from_each_rollout_to_the_update_that_learned_from_it(scheme, tmp_path):
     small(scheme=scheme).run(tmp_path / "run", profile=True)
     events = events_of(tmp_path / "run" / "trace.json")
-    arrows = {kind: [event for event in events if event["ph"] == kind] for kind in "sf"}
-    assert len(arrows["f"]) == 20
-    assert Counter(event["id"] for event in arrows["s"]) == Counter(event["id"] for event in arrows["f"])
+    arrows = {kind: [event for event in events if event["ph"] == kind] for kind in "st"}
+    assert len(arrows["t"]) == 20
+    assert Counter(event["id"] for event in arrows["s"]) == Counter(event["id"] for event in arrows["t"])
     began = {event["id"]: event["ts"] for event in arrows["s"]}
-    assert all(began[event["id"]] < event["ts"] for event in arrows["f"])
+    assert all(began[event["id"]] < event["ts"] for event in arrows["t"])
+
+
+@pytest.mark.parametrize("scheme", ["local", "overlapped", {"gradient": {"place": "thread", "workers": 2}, "update": "all_reduce"}])
+def test_every_update_is_in_it_and_has_an_arrow_from_its_rollout(scheme, tmp_path):
+    """Those too that end the last batch after all steps are done."""
+    workers = 2 if isinstance(scheme, dict) else 1
+    small(scheme=scheme, steps=160, algorithm={"name": "ppo", "epochs": 3, "minibatches": 2, "reward": "none"}).run(tmp_path / "run", profile=True)
+    events = events_of(tmp_path / "run" / "trace.json")
+    assert Counter(event["name"] for event in events)["backward"] == 4 * 6 * workers
+    arrows = Counter(event["id"] for event in events if event["ph"] == "t")
+    assert list(arrows.values()) == [6] * 4 * workers
 
 
 def test_its_seconds_are_those_of_the_metrics(tmp_path):
@@ -73,7 +84,7 @@ def test_its_seconds_are_those_of_the_metrics(tmp_path):
 
 def test_a_replayed_rollout_has_an_arrow_to_each_update(tmp_path):
     small(storage={"name": "replay", "horizon": 5, "batch": 16, "capacity": 100, "fraction": 0.5}).run(tmp_path / "run", profile=True)
-    used = Counter(event["id"] for event in events_of(tmp_path / "run" / "trace.json") if event["ph"] == "f")
+    used = Counter(event["id"] for event in events_of(tmp_path / "run" / "trace.json") if event["ph"] == "t")
     assert max(used.values()) > 1
 
 
@@ -100,12 +111,12 @@ def test_without_one_nothing_is_written_down(tmp_path):
 
 
 def test_the_file_is_whole_after_every_write(tmp_path):
-    profile = Profile(tmp_path / "trace.json")
+    profile = Profile(tmp_path / "trace.json", 100.0)
     assert (tmp_path / "trace.json").exists()
     for number in range(3):
         profile.write([Lap("a worker", "act", 100.0 + number, 0.5)])
         stages = [event for event in events_of(tmp_path / "trace.json") if event["ph"] == "X"]
         assert [(event["ts"], event["dur"]) for event in stages] == [(1e6 * n, 5e5) for n in range(number + 1)]
     profile.close()
-    Profile(tmp_path / "empty.json").close()
+    Profile(tmp_path / "empty.json", 0.0).close()
     assert events_of(tmp_path / "empty.json") == []

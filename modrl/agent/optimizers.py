@@ -105,42 +105,42 @@ def _copied(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Block:
-    """Parameters of one device and type, side by side in one tensor [N], and averages of as many numbers."""
+    """Parameters of one device and type, and averages of their gradients that lie side by side [N]."""
 
     def __init__(self, parameters: Mapping[int, torch.nn.Parameter]) -> None:
-        self.parameters = parameters  # by their place among the optimiser's
+        self.indices = list(parameters)  # among the optimiser's
+        self.parameters: list[torch.Tensor] = list(parameters.values())
         self.steps = 0
         self.averages: dict[str, torch.Tensor] = {}
-        self._weights = torch.empty(0)
-        self._places: list[int] = []
-
-    def weights(self) -> torch.Tensor:
-        """The parameters' own memory. Where a network has given a parameter another one, they are gathered anew."""
-        if self._places != [parameter.data_ptr() for parameter in self.parameters.values()]:
-            self._weights = self.join({index: parameter.detach() for index, parameter in self.parameters.items()})
-            for index, part in self.split(self._weights).items():
-                self.parameters[index].data = part
-            self._places = [parameter.data_ptr() for parameter in self.parameters.values()]
-        return self._weights
+        self._parts: dict[str, list[torch.Tensor]] = {}
 
     def average(self, name: str) -> torch.Tensor:
         """The running average of this name; it starts at zero."""
         if name not in self.averages:
-            self.averages[name] = torch.zeros_like(self._weights)
+            self.keep(name, self.join([torch.zeros_like(parameter) for parameter in self.parameters]))
         return self.averages[name]
 
-    def join(self, tensors: Mapping[int, torch.Tensor] | Sequence[torch.Tensor]) -> torch.Tensor:
-        """One tensor for each parameter, side by side."""
-        return torch.cat([tensors[index].to(parameter.device).reshape(-1) for index, parameter in self.parameters.items()])
+    def parts(self, name: str) -> list[torch.Tensor]:
+        """The running average as one tensor for each parameter, in the same memory."""
+        self.average(name)
+        return self._parts[name]
 
-    def split(self, joined: torch.Tensor) -> dict[int, torch.Tensor]:
+    def keep(self, name: str, average: torch.Tensor) -> None:
+        """The running average of this name is this one from now on."""
+        self.averages[name], self._parts[name] = average, self.split(average)
+
+    def join(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """One tensor for each parameter, side by side."""
+        return torch.cat([tensor.to(parameter.device).reshape(-1) for tensor, parameter in zip(tensors, self.parameters, strict=True)])
+
+    def split(self, joined: torch.Tensor) -> list[torch.Tensor]:
         """A tensor [N] as one for each parameter, in the same memory."""
-        parts = joined.split([parameter.numel() for parameter in self.parameters.values()])
-        return {index: part.view_as(parameter) for part, (index, parameter) in zip(parts, self.parameters.items(), strict=True)}
+        parts = joined.split([parameter.numel() for parameter in self.parameters])
+        return [part.view(parameter.shape) for part, parameter in zip(parts, self.parameters, strict=True)]
 
 
 class Elementwise(Optimizer):
-    """A rule that treats every number by itself: a step is a few operations on blocks of parameters, not on each of them."""
+    """A rule that treats every number by itself: most of a step is a few operations on all gradients at once."""
 
     @functools.cached_property
     def blocks(self) -> list[Block]:
@@ -151,32 +151,32 @@ class Elementwise(Optimizer):
         return [Block(parameters) for parameters in kinds.values()]
 
     def arrange(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [block.join(gradients) for block in self.blocks]
+        return [block.join([gradients[index] for index in block.indices]) for block in self.blocks]
 
     @torch.no_grad()
     def apply(self, gradients: Sequence[torch.Tensor], scale: float, rate: float) -> None:
         for block, gradient in zip(self.blocks, gradients, strict=True):
-            weights = block.weights()
             block.steps += 1
-            self.update(block, weights, gradient if scale == 1 else gradient.mul_(scale), rate)
+            self.update(block, gradient if scale == 1 else gradient.mul_(scale), rate)
 
     @abstractmethod
-    def update(self, block: Block, weights: torch.Tensor, gradient: torch.Tensor, rate: float) -> None:
-        """Changes weights [N], in place, for a gradient [N]; `block.steps` counts from 1."""
+    def update(self, block: Block, gradient: torch.Tensor, rate: float) -> None:
+        """Changes the block's parameters for a gradient [N]; `block.steps` counts from 1."""
 
     def memory(self) -> list[dict[str, Any]]:
         memory: dict[int, dict[str, Any]] = {}
         for block in self.blocks:
-            parts = {name: block.split(average) for name, average in block.averages.items()}
-            for index in block.parameters:
-                memory[index] = {"step": block.steps, **{name: part[index] for name, part in parts.items()}} if block.steps else {}
+            for place, index in enumerate(block.indices):
+                averages = {name: block.parts(name)[place] for name in block.averages}
+                memory[index] = {"step": block.steps, **averages} if block.steps else {}
         return [memory[index] for index in range(len(self.parameters))]
 
     def remember(self, memory: Sequence[Mapping[str, Any]]) -> None:
         for block in self.blocks:
-            first = memory[next(iter(block.parameters))]
-            block.steps = int(first.get("step", 0))
-            block.averages = {name: block.join([entry[name] for entry in memory]) for name in first if name != "step"}
+            entries = [memory[index] for index in block.indices]
+            block.steps = int(entries[0].get("step", 0))
+            for name in entries[0].keys() - {"step"}:
+                block.keep(name, block.join([entry[name] for entry in entries]))
 
 
 class RMSProp(Elementwise, name="rmsprop"):
@@ -186,7 +186,7 @@ class RMSProp(Elementwise, name="rmsprop"):
         lr: LearningRate = 6e-4
         alpha: Share = 0.99
         """Decay of the running averages."""
-        eps: float = Field(0.01, ge=0)
+        eps: float = Field(0.01, gt=0)
         eps_inside: bool = False
         """Add eps under the root, sqrt(s + eps), as TensorFlow does; else beside it, sqrt(s) + eps, as PyTorch does."""
         momentum: Share = 0.0
@@ -195,7 +195,7 @@ class RMSProp(Elementwise, name="rmsprop"):
 
     config: Config
 
-    def update(self, block: Block, weights: torch.Tensor, gradient: torch.Tensor, rate: float) -> None:
+    def update(self, block: Block, gradient: torch.Tensor, rate: float) -> None:
         """With s a running mean of squares: s <- alpha s + (1 - alpha) g^2; with momentum m, b <- m b + g / root(s); w <- w - lr b."""
         settings = self.config
         spread = squares = block.average("square_avg")
@@ -204,11 +204,8 @@ class RMSProp(Elementwise, name="rmsprop"):
             mean = block.average("grad_avg").lerp_(gradient, 1 - settings.alpha)
             spread = squares.addcmul(mean, mean, value=-1).clamp_min_(0)  # a variance may fall below zero by rounding
         root = (spread + settings.eps).sqrt_() if settings.eps_inside else spread.sqrt().add_(settings.eps)
-        if settings.momentum:
-            speed = block.average("momentum_buffer").mul_(settings.momentum).addcdiv_(gradient, root)
-            weights.add_(speed, alpha=-rate)
-        else:
-            weights.addcdiv_(gradient, root, value=-rate)
+        step = gradient.div_(root) if not settings.momentum else block.average("momentum_buffer").mul_(settings.momentum).addcdiv_(gradient, root)
+        torch._foreach_add_(block.parameters, block.split(step), alpha=-rate)
 
 
 class Adam(Elementwise, name="adam"):
@@ -217,22 +214,26 @@ class Adam(Elementwise, name="adam"):
     class Config(Elementwise.Config):
         lr: LearningRate = 3e-4
         betas: tuple[Share, Share] = (0.9, 0.999)
-        eps: float = Field(1e-8, ge=0)
+        eps: float = Field(1e-8, gt=0)
         weight_decay: float = Field(0.0, ge=0)
         """Share of the learning rate by which weights shrink at each step."""
         amsgrad: bool = False
 
     config: Config
 
-    def update(self, block: Block, weights: torch.Tensor, gradient: torch.Tensor, rate: float) -> None:
+    def update(self, block: Block, gradient: torch.Tensor, rate: float) -> None:
         settings = self.config
-        largest = [block.average("max_exp_avg_sq")] if settings.amsgrad else []
+        largest = block.parts("max_exp_avg_sq") if settings.amsgrad else []
+        dense = [parameter.contiguous() for parameter in block.parameters]  # itself, but for one that lies otherwise
         torch._fused_adamw_(
-            [weights], [gradient], [block.average("exp_avg")], [block.average("exp_avg_sq")], largest,
-            [torch.tensor(float(block.steps), device=weights.device)],
+            dense, block.split(gradient), block.parts("exp_avg"), block.parts("exp_avg_sq"), largest,
+            [torch.tensor(float(block.steps), device=gradient.device)] * len(dense),
             lr=rate, beta1=settings.betas[0], beta2=settings.betas[1], weight_decay=settings.weight_decay, eps=settings.eps,
             amsgrad=settings.amsgrad, maximize=False,
         )  # fmt: skip
+        for parameter, changed in zip(block.parameters, dense, strict=True):
+            if changed is not parameter:
+                parameter.copy_(changed)
 
 
 class _Torch(Optimizer):
@@ -241,16 +242,18 @@ class _Torch(Optimizer):
     class Config(Optimizer.Config):
         @model_validator(mode="after")
         def _suits_the_rule(self) -> Self:
+            probe = torch.nn.Parameter(torch.zeros(1))
+            probe.grad = torch.zeros(1)
             try:
-                self.make([torch.nn.Parameter(torch.zeros(1))])
-            except TypeError as error:
+                self.make([probe]).step()
+            except (TypeError, RuntimeError, AssertionError) as error:
                 raise ValueError(str(error)) from None
             return self
 
         def make(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
             """The rule with these settings."""
             own = {name: getattr(self, name) for name in type(self).model_fields if name not in Optimizer.Config.model_fields}
-            made: torch.optim.Optimizer = self.owner.rule_class(parameters, lr=0.0, **own)  # type: ignore[attr-defined]
+            made: torch.optim.Optimizer = self.owner.rule_class(parameters, lr=value_at(self.lr, 0.0), **own)  # type: ignore[attr-defined]
             return made
 
         def __reduce__(self) -> tuple[Any, ...]:  # its class is made at run time

@@ -14,6 +14,7 @@ from modrl.agent.actors.base import Actor, Memory, Step
 from modrl.envs.base import Envs, Timestep
 from modrl.messages import Rollout, Tree, Weights
 from modrl.scheme.compute import Compute, State
+from modrl.scheme.dump import NotFinite
 from modrl.scheme.inference import Answer, Client
 from modrl.scheme.race import Race, Round
 from modrl.scheme.record import Recorder
@@ -84,6 +85,7 @@ class Collector:
         for lane in self.lanes:
             counts.update(lane.envs.counts())
         rollout = recorder.rollout(self.version, dict(counts))
+        self._check(rollout)
         if self.stages.worker is None:
             self.stages.lap("record")
             return rollout._replace(seconds=self.stages.take())
@@ -91,6 +93,14 @@ class Collector:
         self.stages.lap("record", (self.serial,))
         self.serial += 1
         return rollout._replace(seconds=self.stages.take(), laps=self.stages.take_laps(), behaviour={**rollout.behaviour, "rollout": numbers})
+
+    def _check(self, rollout: Rollout) -> None:
+        places = np.argwhere(~np.isfinite(rollout.reward))
+        if len(places):
+            step, column = places[0].tolist()
+            number = [number for lane in self.lanes for number in lane.envs.numbers][column]
+            said = f"environment {number} gave a reward of {rollout.reward[step, column]}, in step {step} of a rollout of {self.horizon}"
+            raise NotFinite(f"{said}; it was not learned from", {"rollout": rollout})
 
     def _recorder(self) -> Recorder:
         """Of a new rollout, which begins where the last one ended."""

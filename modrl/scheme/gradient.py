@@ -16,6 +16,7 @@ from modrl.agent.storages.base import Storage
 from modrl.messages import Episode, Gradient, Lap, Rollout, Weights
 from modrl.scheme.collectors import Collectors
 from modrl.scheme.compute import Compute, State
+from modrl.scheme.dump import Begun, NotFinite, where
 from modrl.scheme.stages import Stages, add
 from modrl.seeding import restore
 
@@ -78,12 +79,13 @@ class GradientWorker:
             module.to(compute.device)
         self._acting = State(algorithm.actor)
         self._learning = {name: State(module) for name, module in algorithm.modules().items()}
-        self._parameters = algorithm.parameters()
+        self._parameters = algorithm.trained()
         self._losses: Iterator[Loss] = iter(())
         self._yielded = 0  # losses of the current batch so far
         self._news = _News()
         self.stages = stages or Stages()
-        self._used: tuple[int, ...] = ()  # rollouts that the batch is of, in a profile
+        self._begun: Begun | None = None
+        self._used: tuple[int, ...] = ()  # rollouts that the batch is of, in a profile: each of its losses is from them
         self._change: tuple[Algorithm.Config, Storage.Config, int] | None = None
 
     def change(self, algorithm: Algorithm.Config, storage: Storage.Config, steps_per_round: int) -> None:
@@ -115,8 +117,7 @@ class GradientWorker:
     def _next_loss(self) -> Loss | None:
         with self.compute.precision_scope():
             loss = next(self._losses, None)
-        self.stages.lap("loss", self._used)
-        self._used = ()
+        self.stages.lap("loss", self._used if loss is not None else ())
         if loss is not None:
             self._yielded += 1
         elif self._yielded not in (0, self.algorithm.num_losses):
@@ -181,8 +182,9 @@ class GradientWorker:
     def learn(self, batch: Batch, weights: Weights) -> None:
         """The batch is the one that losses come from now."""
         self._news.count(batch, weights.version, self.steps_per_round)
-        if "rollout" in batch.behaviour:
-            self._used = tuple(batch.behaviour["rollout"].unique().tolist())
+        self._used = tuple(batch.behaviour["rollout"].unique().tolist()) if "rollout" in batch.behaviour else ()
+        generator = self.algorithm.generator
+        self._begun = Begun(batch, weights, None if generator is None else generator.get_state())
         self.stages.lap("batch")
         self._losses, self._yielded = iter(self.algorithm.losses(to_device(batch, self.compute.device))), 0
         self.stages.lap("transfer")
@@ -196,13 +198,15 @@ class GradientWorker:
         metrics = {**dict(zip(names, sums.tolist(), strict=True)), "loss/total": total.item()}
         if not math.isfinite(metrics["loss/total"]):
             terms = ", ".join(f"{name} {metrics[f'loss/{name}']:g}" for name in loss.terms)
-            raise FloatingPointError(f"the loss is not finite: {terms}")
+            raise self._not_finite(f"the loss is not finite ({terms})", weights)
         self.stages.lap("loss")
         total.backward()
         self.stages.lap("backward")
         tensors = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
         for parameter in parameters:
             parameter.grad = None
+        if not torch.nn.utils.get_total_norm(tensors).isfinite():
+            raise self._not_finite("the gradient is not finite", weights)
         weight = int(loss.valid.sum())
         news, self._news = self._news, _News()
         news.counts.update(self.collection.counts())
@@ -213,6 +217,15 @@ class GradientWorker:
             tuple(news.episodes), tuple(news.policy_lags), metrics, seconds, dict(news.counts), self.collection.events(),
             laps=(*news.laps, *self.collection.laps(), *self.stages.take_laps()),
         )  # fmt: skip
+
+    def _not_finite(self, what: str, weights: Weights) -> NotFinite:
+        assert self._begun is not None
+        dump = self._begun.dump(weights, self._yielded - 1)
+        try:
+            found = where(self.algorithm, dump, self.compute) or "computed again, all is finite"
+        except Exception as error:  # of the algorithm's: computed again it does something else
+            found = f"computed again, it fails: {error}"
+        return NotFinite(f"{what}: {found}; nothing was applied", dump)
 
     def nothing(self, weights: Weights) -> Gradient:
         """A gradient of no samples."""

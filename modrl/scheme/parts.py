@@ -68,14 +68,14 @@ class Machine(Settings):
     device: str = "auto"
     """Where networks run: cpu, cuda, cuda:1, …; auto: cuda where there is one."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(None, ge=1, le=1024)
     """Torch threads of this process. None: one for a small network; else as many cores as are left by other gradient workers, or as learning
     is worth beside collectors, which is measured when a run begins and written into its experiment.yaml."""
     memory_format: Literal["channels_last", "contiguous"] | None = None
     """How images lie in memory. None: channels_last, unless a measurement when a run begins says otherwise; it is written into experiment.yaml."""
     compile: bool = False
     """Compiles networks and losses with torch.compile, which takes a while when a run begins."""
-    worker_threads: int = Field(1, ge=1)
+    worker_threads: int = Field(1, ge=1, le=1024)
     """Torch threads of each Ray worker."""
     ray: Ray = Ray()
 

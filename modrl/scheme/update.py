@@ -26,7 +26,7 @@ class Optimizers:
         self.rule = rule
         self._acting = State(algorithm.actor)
         self._learning = {name: State(module) for name, module in algorithm.modules().items()}
-        self.by_name: dict[str, Optimizer] = {name: rule.build(parameters=p) for name, p in algorithm.parameters().items()}
+        self.by_name: dict[str, Optimizer] = {name: rule.build(parameters=p) for name, p in algorithm.trained().items()}
 
     def step(self, tensors: Mapping[str, list[torch.Tensor]], weight: float, progress: float) -> dict[str, float]:
         """One step on gradients summed over `weight` valid samples: divided by their number where the loss is a mean. Gives what the rule says.
@@ -38,6 +38,10 @@ class Optimizers:
         for name, gradients in tensors.items():
             said |= self.by_name[name].step(gradients, progress, weight if self.algorithm.config.reduction == "mean" else 1)
         return said
+
+    def finite(self) -> bool:
+        """Whether all parameters are."""
+        return all(bool(p.isfinite().all()) for optimizer in self.by_name.values() for p in optimizer.parameters)
 
     def networks(self) -> dict[str, Any]:
         """The networks' states, copied: what acts, and what learns."""

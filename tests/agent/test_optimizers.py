@@ -203,6 +203,8 @@ def test_torchs_optimizers_survive_a_file_and_a_process():
         ({"name": "torch.optim:AdamW", "weight_decay": "x"}, "optimizer.weight_decay: expected a number, got 'x' (str)"),
         ({"name": "torch.optim:Adamw"}, "optimizer.name: module 'torch.optim' has no 'Adamw'; did you mean 'Adam'?"),
         ({"name": "torch.optim:LBFGS"}, "optimizer: 'torch.optim:LBFGS' cannot be used: it evaluates the loss several times per step"),
+        ({"name": "torch.optim:SparseAdam", "lr": 0.1}, "optimizer: SparseAdam does not support dense gradients"),
+        ({"name": "adam", "eps": 0}, "optimizer.eps: must be above 0, got 0"),
         ({"name": "torch.nn:Linear"}, "optimizer: 'torch.nn:Linear' is no optimizer: expected a subclass of torch.optim.Optimizer"),
         ({"name": "rmsprp"}, "optimizer.name: no optimizer is called 'rmsprp'; did you mean 'rmsprop'?"),
         ({"name": "rmsprop", "lr": -1.0}, "optimizer.lr: must be greater than or equal to 0, got -1.0"),
@@ -242,23 +244,27 @@ def test_parameters_side_by_side_step_as_each_by_itself(settings):
 
 
 @pytest.mark.parametrize("settings", ELEMENTWISE)
-def test_a_parameter_that_is_put_elsewhere_is_stepped_there(settings):
-    moved, still = [weight(1.0, 2.0), weight(3.0)], [weight(1.0, 2.0), weight(3.0)]
-    optimizer, reference = settings.build(parameters=moved), settings.build(parameters=still)
-    steps_of(optimizer, 2)
-    steps_of(reference, 2)
-    moved[0].data = moved[0].data.clone()
-    seen = moved[0].data
-    steps_of(optimizer, 2, 2)
-    steps_of(reference, 2, 2)
-    torch.testing.assert_close(moved, still, rtol=0, atol=0)
-    assert not torch.equal(seen, moved[0])
-    with torch.no_grad():
-        moved[1].fill_(7.0)  # in place: as weights are loaded
-        still[1].fill_(7.0)
-    steps_of(optimizer, 1, 4)
-    steps_of(reference, 1, 4)
-    torch.testing.assert_close(moved, still, rtol=0, atol=0)
+def test_a_parameter_is_stepped_where_it_lies(settings):
+    """In memory of its own or of another parameter's, put elsewhere between two steps, or transposed."""
+    shared = torch.ones(2, 3, dtype=torch.float64)
+    made = [torch.nn.Parameter(shared), torch.nn.Parameter(shared), torch.nn.Parameter(torch.ones(2, 2, dtype=torch.float64))]
+    reference = [weight(*[1.0] * 6), weight(*[1.0] * 4)]
+    optimizer, alone = settings.build(parameters=made), settings.build(parameters=reference)
+
+    def step(i):
+        first, second = (torch.sin(torch.arange(n, dtype=torch.float64) + i) for n in (6, 4))
+        optimizer.step([first.view(2, 3), torch.zeros(2, 3, dtype=torch.float64), second.view(2, 2)], 0.0)
+        alone.step([first, second], 0.0)
+        torch.testing.assert_close(made[0].flatten(), reference[0], rtol=0, atol=0)
+        assert made[1].data_ptr() == made[0].data_ptr() == shared.data_ptr()
+        torch.testing.assert_close(made[2].flatten(), reference[1], rtol=0, atol=0)
+
+    step(0)
+    made[2].data = made[2].data.clone()
+    step(1)
+    made[2].data = made[2].data.t().contiguous().t()
+    assert not made[2].is_contiguous()
+    step(2)
 
 
 @pytest.mark.parametrize("block", [{"name": "rmsprop", "lr": 0.1}, {"name": "torch.optim:SGD", "lr": 0.1}])

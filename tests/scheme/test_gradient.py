@@ -135,6 +135,16 @@ def test_a_gradient_that_is_not_finite_is_not_applied():
     assert (up.version, up.env_steps) == (0, 0)
 
 
+def test_frozen_parameters_are_left_alone():
+    """Weight decay, and momentum of before, would move them too; a frozen number need not even be a floating one."""
+    actor = with_b(1.0)
+    actor.fixed, actor.count = torch.nn.Parameter(torch.ones(3), requires_grad=False), torch.nn.Parameter(torch.tensor(7), requires_grad=False)
+    up = updater(A2C.Config(), {"name": "adam", "lr": 0.1, "weight_decay": 0.5}, actor=actor)
+    up.apply([gradient(1.0, 1)])
+    assert actor.b.item() < 1
+    assert (actor.fixed.tolist(), actor.count.item()) == ([1.0] * 3, 7)
+
+
 def test_empty_losses_are_counted_but_not_stepped():
     up = updater(A2C.Config(), actor=with_b(0.0))
     up.apply([gradient(0.0, 0)])

@@ -71,9 +71,13 @@ def _features(torso: Torso, leaf: torch.Tensor) -> torch.Tensor:
     """The features [N, size] of one leaf [N, ...] of the observations.
 
     Raises:
-        BadInput: the torso gave something else.
+        BadInput: the torso gave something else, or wrote to the observations.
     """
+    watched = not (torch.compiler.is_compiling() or leaf.is_inference())
+    before = leaf._version if watched else 0
     features = torso(torso.prepare(leaf))
+    if watched and leaf._version != before:
+        raise BadInput(f"torso {public_name(type(torso))} writes to the observations that it is given: let it work on a copy, not in place")
     if not isinstance(features, torch.Tensor) or features.shape != (len(leaf), torso.size):
         given = list(features.shape) if isinstance(features, torch.Tensor) else f"a {type(features).__name__}"
         raise BadInput(f"torso {public_name(type(torso))} gave {given}, expected {[len(leaf), torso.size]}: observations × its `size`")

@@ -47,6 +47,8 @@ class Loss(NamedTuple):
         metrics = {name: part.detach() for name, part in self._checked(self.metrics, "metric").items()}
         if not terms:
             raise ValueError("a loss needs at least one loss term")
+        if taken := [name for name in metrics if name.startswith("loss/")]:
+            raise ValueError(f"metric {taken[0]!r} has the name of a loss term's column: rename it")
         steps = torch.stack([*terms.values(), *metrics.values()])
         return [*(f"loss/{name}" for name in terms), *metrics], torch.where(self.valid, steps, 0).sum((1, 2))
 
@@ -138,6 +140,10 @@ class Algorithm(Component, ABC, kind="algorithm"):
         """What each optimiser steps, by the optimiser's name."""
         own = [parameter for module in self.modules().values() for parameter in module.parameters()]
         return {"main": [*self.actor.parameters(), *own]}
+
+    def trained(self) -> dict[str, list[nn.Parameter]]:
+        """Those of the `parameters` that are not frozen."""
+        return {name: [parameter for parameter in group if parameter.requires_grad] for name, group in self.parameters().items()}
 
     @abstractmethod
     def losses(self, batch: Batch) -> Iterator[Loss]:

@@ -12,12 +12,13 @@ Factory: TypeAlias = Callable[[], Any]
 
 
 class WorkerError(RuntimeError):
-    """A worker failed: its name, and the traceback of what went wrong inside it."""
+    """A worker failed: its name, and the traceback of what went wrong inside it; with the dump where a number was not finite."""
 
-    def __init__(self, worker: str, trace: str) -> None:
-        super().__init__(worker, trace)
+    def __init__(self, worker: str, trace: str, dump: dict[str, Any] | None = None) -> None:
+        super().__init__(worker, trace, dump)
         self.worker = worker
         self.trace = trace
+        self.dump = dump
 
     def __str__(self) -> str:
         return f"{self.worker} failed:\n{self.trace.rstrip()}"
@@ -48,6 +49,6 @@ def run(future: Future[Any], worker: str, function: Callable[..., Any], *argumen
     except WorkerError as error:
         future.set_exception(error)
     except caught as error:
-        failure = WorkerError(worker, traceback.format_exc())
+        failure = WorkerError(worker, traceback.format_exc(), getattr(error, "dump", None))
         failure.__cause__ = error
         future.set_exception(failure)

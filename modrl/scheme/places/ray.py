@@ -258,8 +258,8 @@ class Remote:
             return function()
         except WorkerError as error:
             return error
-        except Exception:  # to be raised in the caller: the original may not survive pickling
-            return WorkerError(self.name, traceback.format_exc())
+        except Exception as error:  # to be raised in the caller: the original may not survive pickling
+            return WorkerError(self.name, traceback.format_exc(), to_numpy(getattr(error, "dump", None)))
 
 
 class Packed(NamedTuple):

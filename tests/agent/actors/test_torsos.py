@@ -13,7 +13,7 @@ from modrl.agent.actors import MLP, ActorCritic, Deep, Identity, Nature, Shallow
 from modrl.agent.actors.encoder import Encoder
 from modrl.agent.actors.images import ImageTorso
 from modrl.agent.actors.resnet import FixupResidual
-from modrl.config import dump, resolve
+from modrl.config import BadInput, dump, resolve
 from tests.agent.actors.playing import pixels, vector
 
 ATARI = pixels(4, 84, 84)
@@ -218,6 +218,27 @@ class Mine(Torso, name="mine"):
 def test_a_torso_of_ones_own_fits_in():
     actor = ActorCritic.Config(torso={"name": "mine", "width": 3}).build(observation_space=vector(), action_space=spaces.Discrete(2))
     assert actor.trunk.size == 3
+
+
+class InPlace(Torso, name="in_place"):
+    """Centres what it is given, in place."""
+
+    def __init__(self, config, *, space):
+        super().__init__(config, space=space)
+        self.size = self.shape[0]
+
+    def forward(self, x):
+        return x.sub_(0.5)
+
+
+def test_a_torso_may_not_write_to_the_observations():
+    """They are the batch's own memory; what `prepare` has made anew is the torso's."""
+    encoder = Encoder(InPlace.Config(), vector(3))
+    with pytest.raises(BadInput, match=r"torso .*InPlace writes to the observations that it is given: let it work on a copy, not in place"):
+        encoder(torch.ones(2, 3))
+    with torch.inference_mode():
+        assert encoder(torch.ones(2, 3)).tolist() == [[0.5] * 3] * 2  # there it cannot be seen
+    assert Encoder(InPlace.Config(), pixels(3))(torch.full((2, 3), 255, dtype=torch.uint8)).tolist() == [[0.5] * 3] * 2
 
 
 @pytest.mark.parametrize("name", ["nature", "shallow", "deep"])
