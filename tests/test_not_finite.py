@@ -155,7 +155,7 @@ def test_nothing_of_it_is_written_and_the_run_says_that_it_failed(tmp_path):
 
 def test_weights_that_are_not_finite_are_not_written(tmp_path):
     settings = {"optimizer": {"name": f"{HERE}Sick", "lr": 1e-3}, "checkpoint": {"every": 1, "keep": 9}}
-    with pytest.raises(WorkerError, match=r"the weights: actor\.\S+ is nan at \[0, 0\] of"):
+    with pytest.raises(WorkerError, match=r"the weights: actor\.\S+ is nan at \[0"):
         small(**settings).run(tmp_path / "run")
     assert [path.stem for path in checkpoint.found(tmp_path / "run" / "checkpoints")] == ["40", "80"]
     assert all(tensor.isfinite().all() for tensor in state_of(tmp_path / "run")["updater"]["acting"].values())
