@@ -54,7 +54,7 @@ class Optimizer(Component, ABC, kind="optimizer"):
         """
         assert len(gradients) == len(self.parameters), f"{len(gradients)} gradients for {len(self.parameters)} parameters"
         arranged = self.arrange(gradients)
-        norm = float(torch.nn.utils.get_total_norm(arranged)) / samples
+        norm = float(global_norm(arranged)) / samples
         if not math.isfinite(norm):
             raise _not_finite(gradients)
         limit = self.config.max_grad_norm
@@ -92,6 +92,12 @@ class Optimizer(Component, ABC, kind="optimizer"):
     @abstractmethod
     def remember(self, memory: Sequence[Mapping[str, Any]]) -> None:
         """Takes over what `memory` gave."""
+
+
+def global_norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The norm of all numbers together; of nothing 0."""
+    norms = torch._foreach_norm(list(tensors)) if tensors else [torch.zeros(())]
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
 
 
 def _not_finite(gradients: Sequence[torch.Tensor]) -> FloatingPointError:

@@ -12,6 +12,7 @@ import torch
 
 from modrl.agent.algorithms.base import Algorithm, Loss
 from modrl.agent.batch import Batch, to_device
+from modrl.agent.optimizers import global_norm
 from modrl.agent.storages.base import Storage
 from modrl.messages import Episode, Gradient, Lap, Rollout, Weights
 from modrl.scheme.collectors import Collectors
@@ -205,7 +206,7 @@ class GradientWorker:
         tensors = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
         for parameter in parameters:
             parameter.grad = None
-        if not torch.nn.utils.get_total_norm(tensors).isfinite():
+        if not math.isfinite(global_norm(tensors)):
             raise self._not_finite("the gradient is not finite", weights)
         weight = int(loss.valid.sum())
         news, self._news = self._news, _News()
