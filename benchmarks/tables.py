@@ -147,6 +147,8 @@ def _slow(result: dict) -> str:
 
 
 NOTES = {
+    "pong": "The network is that of DQN (`nature`) on both sides. The other programs compute in fp32, as they come; algorithms are\n"
+    "each program's own, so that steps are compared and not learning.\n",
     "cartpole": "`local` does what Stable-Baselines3 does, one thing after another, in the same environments. `fast` is compiled\n"
     "(`machine.compile`) and steps the environment's own vector version; `ahead` moreover collects the next batch in a process of\n"
     "its own while the last one is learned from, so that a batch is one round old.\n",
@@ -201,7 +203,9 @@ def efficiency(name: str, result: dict) -> str:
     """The whole against its parts."""
     lines = [
         "## Throughput against the machine's own limit\n",
-        "`python benchmarks/efficiency.py`: `modrl bench examples/pong_impala.yaml`, five rounds each; µs of a core per env step.\n",
+        "`python benchmarks/efficiency.py`: `modrl bench examples/pong_impala.yaml`, five rounds each; µs of a core per env step. Each round's",
+        "roofline is held against the whole of the same round, and the efficiency is the median of these ratios: where the machine",
+        "drifted between rounds it is not the ratio of the medians beside it.\n",
         about(result),
         "| network | precision | scheme | env | acting | learning | roofline, steps/s | the whole, steps/s | efficiency, median (range) |",
         "|---|---|---|---|---|---|---|---|---|",
