@@ -56,7 +56,8 @@ def implications(experiment: Experiment) -> Iterator[tuple[str, str]]:
         yield "inference:", f"{counted(collection.inference.replicas, 'server')} ({collection.place}) for {collectors}"
     yield "rollout:", f"{storage.horizon} steps × {width} columns"
     replayed = f", {fresh} of the columns fresh" if fresh != columns else ""
-    yield "effective batch:", f"{columns} columns × {storage.horizon} steps = {columns * storage.horizon} samples per update{replayed}"
+    per = "update" if plan.losses_per_batch == 1 else f"{plan.losses_per_batch} updates"
+    yield "effective batch:", f"{columns} columns × {storage.horizon} steps = {columns * storage.horizon} samples per {per}{replayed}"
     if experiment.fresh_columns > experiment.columns_per_pull:
         yield "batch:", f"{experiment.fresh_columns // experiment.columns_per_pull} pulls make one"
     yield "updates:", f"{plan.losses_per_batch * updates_of} per batch, {_updates(experiment, plan.losses_per_batch, fresh)}"

@@ -405,6 +405,8 @@ def test_explain_gives_the_effective_batch_and_the_number_of_updates(explained):
     assert implied["effective batch"] == "8 columns × 5 steps = 40 samples per update"
     assert implied["updates"] == "1 per batch, about 20 in all"
     assert implied["rollout"] == "5 steps × 8 columns"
+    _, implied = explained("algorithm={name: ppo, epochs: 3, minibatches: 4}")
+    assert implied["effective batch"] == "8 columns × 5 steps = 40 samples per 12 updates"
 
 
 LAGS = [
