@@ -1,6 +1,7 @@
 """Torsos: networks that turn one observation, a leaf of the observation space, into features.
 
-A torso of one's own says how many features it gives and computes them from what `prepare` makes of an observation:
+A torso of one's own says how many features it gives and computes them from what `prepare` makes of an observation, which may be
+the batch's own memory and is not to be written to:
 
     class Mine(Torso, name="mine"):
         class Config(Torso.Config):
