@@ -301,8 +301,8 @@ def pong(name: str, result: dict) -> str:
         axes.legend()
     lines = [
         "## `examples/pong_fast.yaml`\n",
-        f"`python benchmarks/pong_fast.py`: {result['minutes']:g} minutes of wall clock for each seed, nothing else running. Afterwards the",
-        "last weights play 100 whole games.\n", about(result), "![return over minutes](figures/pong_fast.png)\n",
+        f"`python benchmarks/pong_fast.py`: at most {result['minutes']:g} minutes of wall clock for each seed. Afterwards the last weights play",
+        f"100 whole games. {result.get('note', '')}\n", about(result), "![return over minutes](figures/pong_fast.png)\n",
         "| seed | env steps | last 100 training episodes | 100 games, drawn actions | 100 games, most probable actions |", "|---|---|---|---|---|",
     ]  # fmt: skip
     for run in result["runs"]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import optree
 import torch
 from torch import nn
+from torch.autograd.graph import Node
 
 from modrl.agent.algorithms.base import Algorithm, Loss
 from modrl.agent.batch import Batch, to_device
@@ -103,19 +104,33 @@ def _load(algorithm: Algorithm, weights: Mapping[str, Any]) -> None:
 
 def _in_gradient(networks: Mapping[str, nn.Module], loss: Loss) -> str:
     """Where the gradient of a finite loss stops to be so; empty: nowhere."""
-    total = loss.total()
-    total.backward(retain_graph=True)
+    total, heard = loss.total(), list[str]()
+    for node in _operations(total):
+        node.register_hook(functools.partial(_hear, heard, node.name()))
+    total.backward()
     named = [(f"{name}.{parameter}", value.grad) for name, network in networks.items() for parameter, value in network.named_parameters()]
     bad = [name for name, gradient in named if not _finite(gradient)]
     if not bad:
         return ""
-    function = ""
-    with warnings.catch_warnings(action="ignore"), torch.autograd.set_detect_anomaly(True):
-        try:
-            total.backward()
-        except RuntimeError as error:  # at the first operation that gives nan
-            function = f": {str(error).partition('.')[0]}"
-    return f"the gradient of a finite loss: those of {bad[0]} and of {len(bad) - 1} other parameters are not finite{function}"
+    first = f": it begins in {heard[0]}" if heard else ""
+    return f"the gradient of a finite loss: those of {bad[0]} and of {len(bad) - 1} other parameters are not finite{first}"
+
+
+def _operations(total: torch.Tensor) -> Iterator[Node]:
+    """The operations that a number was computed by."""
+    seen, left = set[Node](), [total.grad_fn]
+    while left:
+        node = left.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            left += [before for before, _ in node.next_functions]
+            yield node
+
+
+def _hear(heard: list[str], name: str, given_on: Sequence[torch.Tensor | None], came: Sequence[torch.Tensor | None]) -> None:
+    """Notes an operation to which a finite gradient came, and which gave on another."""
+    if all(map(_finite, came)) and not all(map(_finite, given_on)):
+        heard.append(name)
 
 
 def _finite(value: torch.Tensor | None) -> bool:
