@@ -23,7 +23,7 @@ from modrl.costs import Acting, Alone, Cost, Learning, Stepping, collecting, cpu
 from modrl.experiment import Experiment
 from modrl.metrics import Row
 from modrl.run import Plan, Run
-from modrl.scheme.parts import SMALL
+from modrl.scheme.parts import is_small
 from modrl.scheme.stages import add
 
 STANDARD: dict[str, Any] = {
@@ -122,11 +122,6 @@ class Bench:
     parts: dict[str, Alone]
     whole: Whole
 
-    @property
-    def small(self) -> bool:
-        """Whether calls of torch cost more than what they compute."""
-        return sum(p.numel() for p in self.whole.run.updater.algorithm.actor.parameters()) < SMALL
-
     def rounds(self, number: int, seconds: float) -> Iterator[tuple[dict[str, Cost], Slice]]:
         """The cost of each part by env step, and the whole, in turns."""
         for part in self.parts.values():  # warm up
@@ -200,7 +195,7 @@ def measure(experiment: Experiment, rounds: int = 5, seconds: float = 2.0, tell:
     busy = sum(s.core for s in slices) / seconds_in_all / cores
     return Result(
         parts, roofline, rate, efficiency, busy, cores, collectors, learners, {name: value / steps for name, value in stages.items()},
-        figures, advise(experiment, collectors, learners, busy, cores, small=made.small),
+        figures, advise(experiment, collectors, learners, busy, cores, small=is_small(made.whole.run.updater.algorithm.actor)),
     )  # fmt: skip
 
 

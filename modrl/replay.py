@@ -18,7 +18,6 @@ class Replayed(NamedTuple):
 
     dump: Path
     worker: str  # whose loss it was
-    error: str  # what ended the run
     where: str  # the first number that is not finite; empty: all are
 
 
@@ -45,4 +44,4 @@ def replay(path: str | Path, overrides: Sequence[str] = ()) -> Replayed:
         found_at = where(parts.make_algorithm(), tree, parts.compute())
     except ValueError as error:
         raise BadInput(f"{dump}: does not fit the experiment: {error}") from error
-    return Replayed(dump, tree["worker"], tree["error"], found_at)
+    return Replayed(dump, tree["worker"], found_at)

@@ -25,7 +25,7 @@ from modrl.profile import Profile
 from modrl.rundir import RunDir, RunDirError, now
 from modrl.scheme.compute import State
 from modrl.scheme.group import Group
-from modrl.scheme.parts import Parts
+from modrl.scheme.parts import Parts, is_small
 from modrl.scheme.places.base import is_loss
 from modrl.scheme.replica import ReplicaGroup
 from modrl.scheme.scheme import Scheme
@@ -123,7 +123,7 @@ class Run:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.directory.locked())
             interrupt = stack.enter_context(listening())
-            stack.enter_context(_torch_threads(self.plan, sum(p.numel() for p in self.updater.algorithm.actor.parameters())))
+            stack.enter_context(_torch_threads(self.plan, is_small(self.updater.algorithm.actor)))
             scheme = Scheme(self.plan.scheme, self.plan.parts, self.plan.optimizer)
             stack.callback(scheme.close)
             try:
@@ -208,8 +208,8 @@ class Run:
     def _trace(self, gradients: Sequence[Gradient], stages: Stages | None = None) -> None:
         """What workers did, and the updater, goes into the profile."""
         if self._profile is not None:
-            self._profile.write([lap for gradient in gradients for lap in gradient.laps])
-            self._profile.write(stages.take_laps() if stages is not None else ())
+            laps = [lap for gradient in gradients for lap in gradient.laps]
+            self._profile.write([*laps, *(stages.take_laps() if stages is not None else ())])
 
     def _heed(self, events: Sequence[Event]) -> None:
         """What befell workers goes into run.json and into the metrics."""
@@ -345,14 +345,14 @@ def make_evaluation_envs(config: Envs.Config, seed: int, episodes: int) -> Envs:
 
 
 @contextlib.contextmanager
-def _torch_threads(plan: Plan, weights: int) -> Iterator[None]:
+def _torch_threads(plan: Plan, small: bool) -> Iterator[None]:
     """This process's torch threads for the run; the caller's afterwards."""
     collection, gradient = plan.scheme.collection, plan.scheme.gradient
     beside = (collection.workers if collection.place != "here" and gradient.place != "ray" else 0) + (
         gradient.workers if gradient.place != "here" else 0
     )
     before = torch.get_num_threads()
-    torch.set_num_threads(plan.parts.machine.own_threads(beside, weights))
+    torch.set_num_threads(plan.parts.machine.own_threads(beside, small))
     try:
         yield
     finally:

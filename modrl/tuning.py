@@ -12,7 +12,7 @@ import torch
 from modrl.cores import usable_cores
 from modrl.costs import Learning, collecting, cpu_seconds
 from modrl.run import Plan
-from modrl.scheme.parts import SMALL
+from modrl.scheme.parts import is_small
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def _measurable(plan: Plan) -> bool:
         return False
     if not plan.parts.storage.build(batch=plan.parts.storage.batch // plan.parts.gradient_workers, generator=torch.Generator()).fresh:
         return False
-    return sum(p.numel() for p in plan.parts.make_actor().parameters()) >= SMALL
+    return not is_small(plan.parts.make_actor())
 
 
 def _measured(plan: Plan, images: bool) -> Seconds | None:

@@ -162,7 +162,7 @@ def test_weights_that_are_not_finite_are_not_written(tmp_path):
 
 
 def test_a_minibatch_is_computed_again_on_the_weights_of_its_own(tmp_path):
-    """The fourth loss of a batch, for the weights move by 1e-3 with each: shuffled as it was, after a first one on older weights."""
+    """Not the first loss of a batch, for the weights move by 1e-3 with each: shuffled as it was, after a first one on older weights."""
     fails(small(algorithm=PPO_OF_FOUR), tmp_path / "run")
     dump = checkpoint.load(checkpoint.found(tmp_path / "run" / "dumps")[0])
     assert dump["loss"] > 0

@@ -82,3 +82,25 @@ class State:
     def copy(self) -> dict[str, torch.Tensor]:
         """The state, copied: later steps do not change it."""
         return {name: value.clone() for name, value in self.tensors.items()}
+
+
+class Networks:
+    """The networks of an algorithm, to be copied in and out together: the actor, and what only learns."""
+
+    def __init__(self, actor: nn.Module, learning: Mapping[str, nn.Module]) -> None:
+        self._acting = State(actor)
+        self._learning = {name: State(module) for name, module in learning.items()}
+
+    def load(self, acting: Mapping[str, Any], learning: Mapping[str, Mapping[str, Any]]) -> None:
+        """Copies states into the networks.
+
+        Raises:
+            ValueError: one is of another network; names the first parameter that differs.
+        """
+        self._acting.load(acting)
+        for name, state in self._learning.items():
+            state.load(learning[name])
+
+    def copy(self) -> dict[str, Any]:
+        """The states, copied: `acting`, and `learning` by name."""
+        return {"acting": self._acting.copy(), "learning": {name: state.copy() for name, state in self._learning.items()}}

@@ -15,7 +15,7 @@ from torch.autograd.graph import Node
 from modrl.agent.algorithms.base import Algorithm, Loss
 from modrl.agent.batch import Batch, to_device
 from modrl.messages import Weights
-from modrl.scheme.compute import Compute, State
+from modrl.scheme.compute import Compute, Networks
 from modrl.seeding import restore
 from modrl.tree import as_torch, to_numpy, to_torch
 
@@ -96,9 +96,7 @@ def _again(algorithm: Algorithm, dump: Mapping[str, Any], batch: Batch, compute:
 
 
 def _load(algorithm: Algorithm, weights: Mapping[str, Any]) -> None:
-    State(algorithm.actor).load(weights["acting"])
-    for name, module in algorithm.modules().items():
-        State(module).load(weights["learning"][name])
+    Networks(algorithm.actor, algorithm.modules()).load(weights["acting"], weights["learning"])
     algorithm.prepare(weights["progress"])
 
 

@@ -16,7 +16,7 @@ from modrl.agent.optimizers import global_norm
 from modrl.agent.storages.base import Storage
 from modrl.messages import Episode, Gradient, Lap, Rollout, Weights
 from modrl.scheme.collectors import Collectors
-from modrl.scheme.compute import Compute, State
+from modrl.scheme.compute import Compute, Networks
 from modrl.scheme.dump import Begun, NotFinite, where
 from modrl.scheme.stages import Stages, add
 from modrl.seeding import restore
@@ -78,8 +78,7 @@ class GradientWorker:
         algorithm.actor.to(compute.device)
         for module in algorithm.modules().values():
             module.to(compute.device)
-        self._acting = State(algorithm.actor)
-        self._learning = {name: State(module) for name, module in algorithm.modules().items()}
+        self._networks = Networks(algorithm.actor, algorithm.modules())
         self._parameters = algorithm.trained()
         self._losses: Iterator[Loss] = iter(())
         self._yielded = 0  # losses of the current batch so far
@@ -109,9 +108,7 @@ class GradientWorker:
         return None if loss is None else self._differentiate(loss, weights)
 
     def _load(self, weights: Weights) -> None:
-        self._acting.load(weights.acting)
-        for name, state in self._learning.items():
-            state.load(weights.learning[name])
+        self._networks.load(weights.acting, weights.learning)
         self.algorithm.prepare(weights.progress)
         self.stages.lap("transfer")
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import gymnasium
 import torch
 from pydantic import Field
+from torch import nn
 
 from modrl.agent.actors.base import Actor
 from modrl.agent.algorithms.base import Algorithm
@@ -32,6 +33,11 @@ from modrl.seeding import Attempts, Role, generator, seed_of
 
 SMALL = 100_000
 """Weights below which a network gains nothing from a second thread, and loses much where the cores are busy."""
+
+
+def is_small(network: nn.Module) -> bool:
+    """Whether calls of torch cost more than what they compute."""
+    return sum(parameter.numel() for parameter in network.parameters()) < SMALL
 
 
 def torch_device(name: str, key: str) -> torch.device:
@@ -87,11 +93,11 @@ class Machine(Settings):
         """
         return torch_device(self.device, "machine.device")
 
-    def own_threads(self, busy: int, weights: int) -> int:
-        """Torch threads of this process where `busy` other workers compute beside it and networks have so many weights."""
+    def own_threads(self, busy: int, small: bool) -> int:
+        """Torch threads of this process where `busy` other workers compute beside it; `small`: networks are."""
         if self.threads is not None:
             return self.threads
-        return max(1, usable_cores() - busy) if weights >= SMALL else 1
+        return 1 if small else max(1, usable_cores() - busy)
 
 
 MEMORY_FORMATS = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}

@@ -11,7 +11,7 @@ from modrl.agent.algorithms.base import Algorithm
 from modrl.agent.optimizers import Optimizer
 from modrl.config import dump
 from modrl.messages import Gradient, Weights
-from modrl.scheme.compute import State
+from modrl.scheme.compute import Networks
 from modrl.tree import to_torch
 
 Record = Callable[[Sequence[Gradient], Sequence[int], dict[str, float]], None]
@@ -24,8 +24,7 @@ class Optimizers:
     def __init__(self, algorithm: Algorithm, rule: Optimizer.Config) -> None:
         self.algorithm = algorithm
         self.rule = rule
-        self._acting = State(algorithm.actor)
-        self._learning = {name: State(module) for name, module in algorithm.modules().items()}
+        self._networks = Networks(algorithm.actor, algorithm.modules())
         self.by_name: dict[str, Optimizer] = {name: rule.build(parameters=p) for name, p in algorithm.trained().items()}
 
     def step(self, tensors: Mapping[str, list[torch.Tensor]], weight: float, progress: float) -> dict[str, float]:
@@ -45,7 +44,7 @@ class Optimizers:
 
     def networks(self) -> dict[str, Any]:
         """The networks' states, copied: what acts, and what learns."""
-        return {"acting": self._acting.copy(), "learning": {name: state.copy() for name, state in self._learning.items()}}
+        return self._networks.copy()
 
     def state(self) -> dict[str, Any]:
         """Networks and optimisers, as plain data to continue from."""
@@ -62,9 +61,7 @@ class Optimizers:
         """
         if state["optimizer"] != (name := dump(self.rule)["name"]):
             raise ValueError(f"its optimizer is {state['optimizer']}, not {name}")
-        self._acting.load(state["acting"])
-        for name, own in self._learning.items():
-            own.load(state["learning"][name])
+        self._networks.load(state["acting"], state["learning"])
         for name, optimizer in self.by_name.items():
             optimizer.restore(state["optimizers"][name])
 

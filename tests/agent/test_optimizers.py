@@ -32,9 +32,13 @@ def gradient(*values):
 
 
 def test_the_learning_rate_follows_progress_and_stops_at_its_end():
-    optimizer = RMSProp.Config(lr=Linear(6e-4, 0)).build(parameters=[weight(1.0)])
+    parameter = weight(1.0)
+    optimizer = RMSProp.Config(lr=Linear(6e-4, 0)).build(parameters=[parameter])
     rates = [optimizer.step(gradient(1.0), progress)["learning_rate"] for progress in (0.0, 0.25, 1.0, 1.2)]
     assert rates == pytest.approx([6e-4, 4.5e-4, 0.0, 0.0])
+    before = parameter.item()
+    optimizer.step(gradient(1.0), 1.2)
+    assert parameter.item() == before < 1.0  # the rule was told
 
 
 @pytest.mark.parametrize("schedule", [Constant(1e-3), Linear(1e-3, 0), Cosine(1e-3, 1e-4), Piecewise([0, 1e-3], [0.5, 1e-4])])

@@ -85,6 +85,7 @@ def test_losses_are_finite_and_as_many_as_promised(algorithm, recurrent):
         names, sums = loss.summed()
         assert {"entropy", "value", "rho", "kl"} <= set(names)
         assert torch.isfinite(sums).all()
+        assert not any(value.requires_grad for value in loss.metrics.values())
 
 
 @pytest.mark.parametrize("steps", [1, 4])
