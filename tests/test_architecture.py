@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -128,8 +127,7 @@ def test_import_modrl_leaves_heavy_libraries_alone():
 
 
 def test_import_modrl_takes_little_more_than_import_torch():
-    seconds = {"torch": [], "modrl": []}
-    for _ in range(3):
-        for module, found in seconds.items():  # CPU seconds: whatever else runs here does not count
-            found.append(float(python(f"import {module}, time; print(time.process_time())")))
-    assert statistics.median(seconds["modrl"]) < 1.5 * statistics.median(seconds["torch"])
+    code = "import sys, torch; before = set(sys.modules); import modrl; print(*sorted(set(sys.modules) - before))"
+    modules = python(code).split()
+    assert not [name for name in modules if of(name, "torch")]  # torch._dynamo alone takes 75 MB
+    assert len(modules) < 330  # counted, as seconds depend on what else runs, and on whether the bytecode was stored
