@@ -75,6 +75,11 @@ def path_of(folder: Path, env_steps: int) -> Path:
     return folder / f"{env_steps}{SUFFIX}"
 
 
+def best_of(folder: Path) -> Path:
+    """The file of the weights that evaluated best."""
+    return folder / f"best{SUFFIX}"
+
+
 def found(folder: Path) -> list[Path]:
     """The checkpoints in a folder, oldest first, by number."""
     files = [file for file in folder.glob(f"*{SUFFIX}") if file.name.removesuffix(SUFFIX).isdigit()]

@@ -99,9 +99,9 @@ def evaluate(
     run_dir: RunDirectory,
     episodes: Annotated[int, typer.Option(min=1, help="whole episodes to play")] = 10,
     sample: Annotated[bool, typer.Option("--sample", help="sample actions instead of taking the most likely one")] = False,
-    video: Annotated[Path | None, typer.Option(help="a folder to record the first env's episodes into")] = None,
-    checkpoint: Annotated[str, typer.Option(help="the checkpoint's env steps, or latest")] = "latest",
-    seed: Annotated[int | None, typer.Option(min=0, help="seed of the episodes (default: the run's)")] = None,
+    video: Annotated[Path | None, typer.Option(help="a folder to record the episodes into")] = None,
+    checkpoint: Annotated[str, typer.Option(help="the checkpoint's env steps, latest or best")] = "latest",
+    seed: Annotated[int | None, typer.Option(min=0, help="seed of the episodes (default: evaluation.seed)")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Play episodes with a run's policy: raw reward, greedy unless --sample."""
@@ -109,7 +109,17 @@ def evaluate(
 
     result = play(run_dir, episodes, greedy=not sample, video=video, checkpoint=checkpoint, seed=seed)
     if as_json:
-        print(json.dumps({"episodes": len(result.returns), "mean_return": result.mean_return, "returns": result.returns, "lengths": result.lengths}))
+        print(
+            json.dumps(
+                {
+                    "episodes": len(result.returns),
+                    "mean_return": result.mean_return,
+                    "returns": result.returns,
+                    "lengths": result.lengths,
+                    "seeds": result.seeds,
+                }
+            )
+        )
         return
     table = Table("episode", "return", "length", box=None, header_style="bold")
     for index, (reward, length) in enumerate(zip(result.returns, result.lengths, strict=True)):

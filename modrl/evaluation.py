@@ -1,8 +1,13 @@
-"""Evaluation: whole episodes in environments of their own, raw reward, with the collector's stepping code."""
+"""Evaluation: whole episodes in environments of their own, raw reward, with the collector's stepping code.
+
+Episode k of an evaluation begins from a seed of its own, whatever plays it and however many are played side by side: policies
+that are evaluated with one `seed` meet the same episodes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -10,14 +15,16 @@ import torch
 
 from modrl.agent.actors.base import Actor
 from modrl.envs.base import Envs
+from modrl.seeding import Role, generator, seed_of
 from modrl.tree import on_device, tree_map
 
 
 class Result(NamedTuple):
-    """Finished episodes: raw returns and lengths in agent steps."""
+    """Finished episodes, in order: raw returns, lengths in agent steps, and the seeds that their environments were reset with."""
 
     returns: list[float]
     lengths: list[int]
+    seeds: list[int]
 
     @property
     def mean_return(self) -> float:
@@ -25,35 +32,59 @@ class Result(NamedTuple):
         return float(np.mean(self.returns))
 
 
+def episode_seeds(seed: int, episodes: int) -> list[int]:
+    """The seeds that an evaluation's environments are reset with."""
+    return [seed_of(seed, Role.EVAL_ENV, number) for number in range(episodes)]
+
+
 def evaluate(
     actor: Actor,
-    envs: Envs,
+    config: Envs.Config,
     episodes: int,
     *,
+    seed: int,
     greedy: bool,
-    generator: torch.Generator,
     stop: Callable[[], bool] = lambda: False,
-    watch: Callable[[], None] = lambda: None,
+    watch: Callable[[int, Envs], None] = lambda episode, envs: None,
 ) -> Result:
-    """`episodes` episodes, the same number (give or take one) from each env: short episodes are not preferred.
+    """Plays `episodes` episodes, at most `config.count` side by side: those that were begun, however long each takes.
 
-    `stop` is asked, and `watch` called, after every step.
+    `stop` is asked after every step; `watch` is called with the number of the first episode of those side by side before each
+    step that belongs to it, and with their environments.
     """
+    chance = generator(seed, Role.EVAL_ACTION, 0, next(iter(actor.parameters())).device)
+    result = Result([], [], [])
+    width = min(config.count, episodes)
+    seeds = episode_seeds(seed, episodes)
+    for start in range(0, episodes, width):
+        wave = seeds[start : start + width]
+        envs: Envs = config.build(numbers=range(len(wave)), seeds=wave, training=False)
+        with contextlib.closing(envs):
+            for index, reward, length in sorted(_play(actor, envs, greedy, chance, stop, lambda: watch(start, envs))):  # noqa: B023
+                result.returns.append(reward)
+                result.lengths.append(length)
+                result.seeds.append(wave[index])
+        if stop():
+            break
+    return result
+
+
+def _play(
+    actor: Actor, envs: Envs, greedy: bool, chance: torch.Generator, stop: Callable[[], bool], watch: Callable[[], None]
+) -> Iterator[tuple[int, float, int]]:
+    """Each environment's first episode: its column, return and length, as they end."""
     device = next(iter(actor.parameters())).device
     now = envs.reset()
-    width = len(now.first)
-    memory = actor.initial_memory(width)
-    quota = {number: episodes // width + (index < episodes % width) for index, number in enumerate(envs.numbers)}
-    done: list[tuple[int, float, int]] = []
-    while any(quota.values()) and not stop():
-        watch()
+    memory = actor.initial_memory(len(now.first))
+    playing = set(envs.numbers)
+    while playing and not stop():
+        if envs.numbers[0] in playing:
+            watch()
         obs, first, reward = on_device(tree_map(torch.from_numpy, (now.obs, now.first, now.reward)), device)
-        step = actor.act(obs, first, memory._replace(last_reward=reward), generator, greedy)
+        step = actor.act(obs, first, memory._replace(last_reward=reward), chance, greedy)
         now = envs.step(actor.to_env(step.action))
         memory = step.memory
         for episode in now.episodes:
-            if quota[episode.env]:
-                quota[episode.env] -= 1
-                done.append((episode.env, episode.reward, episode.length))
-    done.sort(key=lambda item: item[0])
-    return Result([reward for _, reward, _ in done], [length for _, _, length in done])
+            if episode.env in playing:
+                playing.remove(episode.env)
+                yield envs.numbers.index(episode.env), episode.reward, episode.length

@@ -56,6 +56,7 @@ from modrl.scheme.settings import Pacing, PerWorker
 from modrl.settings import Checkpointing, Evaluation, Logging
 from modrl.stream import Stream, warn_of_lost_changes
 from modrl.tree import tree_map
+from modrl.video import require_video
 
 
 @dataclass(frozen=True)
@@ -300,6 +301,8 @@ class Experiment(Settings):
             torch_device(inference.device, "scheme.collection.inference.device")
         if self.machine.precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
             raise BadInput("machine.precision: this GPU has no bf16; use fp32")
+        if self.evaluation is not None and self.evaluation.video:
+            require_video(self.envs, "evaluation.video")
         observation_space, action_space, action_repeat, first = _probe(self.envs)
         parts = Parts(
             seed=self.seed, envs=self.envs, actor=self.actor, algorithm=self.algorithm, storage=self.storage,

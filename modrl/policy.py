@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.vector.utils import batch_space
 
 from modrl import checkpoint, spaces
 from modrl.agent.actors.base import Actor, Memory
@@ -15,44 +17,68 @@ from modrl.envs.spaces import misfit
 from modrl.evaluation import Result, evaluate
 from modrl.experiment import Experiment
 from modrl.messages import Tree
-from modrl.run import make_evaluation_envs
 from modrl.rundir import RunDir
 from modrl.scheme.compute import State
-from modrl.seeding import Role, generator
+from modrl.settings import Evaluation
 from modrl.tree import tree_map
-from modrl.video import recording
+from modrl.video import recording, require_video
 
 
 class Policy:
-    """Acts for one environment: `reset()` where an episode begins, then `act(obs)` for each observation."""
+    """Acts for one environment: `reset()` where an episode begins, then `act(obs)` for each observation.
+
+    After `reset(count)` it acts for so many at once: observations, rewards and actions are batches of that size, and `first` says
+    which of them begin an episode.
+    """
 
     def __init__(self, actor: Actor, env_steps: int, seed: int = 0) -> None:
         self.actor = actor.eval()
         self.env_steps = env_steps  # that it was trained for
         self.generator = torch.Generator().manual_seed(seed)
-        self._memory: Memory = actor.initial_memory(1)
-        self._first = True
+        self.reset()
 
     def __repr__(self) -> str:
         return f"Policy({self.actor.observation_space} -> {self.actor.action_space}, trained for {self.env_steps:,} env steps)"
 
-    def reset(self) -> None:
-        """Forgets the episode so far."""
-        self._first = True
-
-    def act(self, obs: Tree, reward: float = 0.0, greedy: bool = True) -> Any:
-        """The action that the environment takes. `reward`: what the last action was paid, for policies that look at it.
+    def reset(self, count: int | None = None) -> None:
+        """Forgets all episodes so far; None: it acts for one environment, without a batch axis.
 
         Raises:
-            ValueError: the observation is not one of the space that the policy was trained on.
+            ValueError: the count is not a positive number.
         """
-        if (text := misfit(self.actor.observation_space, obs)) is not None:
+        if count is not None and count < 1:
+            raise ValueError(f"expected the number of environments to act for, got {count}")
+        self._single = count is None
+        self._space = self.actor.observation_space if count is None else batch_space(self.actor.observation_space, count)
+        self._first = torch.ones(count or 1, dtype=torch.bool)
+        self._memory: Memory = self.actor.initial_memory(count or 1)
+
+    def act(self, obs: Tree, reward: Any = 0.0, greedy: bool = True, first: Any = None) -> Any:
+        """The action that the environment takes.
+
+        `reward`: what the last action was paid, for policies that look at it. `first` [count] bool: which observations of a batch
+        open an episode, those after `reset` apart, which all do.
+
+        Raises:
+            ValueError: the observation is not one of the space that the policy was trained on, or a batch is of another size.
+        """
+        if (text := misfit(self._space, obs)) is not None:
             raise ValueError(f"not an observation of this policy's environment: {text}")
-        batch = tree_map(lambda x: torch.from_numpy(_supported(x)[None]), obs)
-        memory = self._memory._replace(last_reward=torch.tensor([reward], dtype=torch.float32))
-        step = self.actor.act(batch, torch.tensor([self._first]), memory, self.generator, greedy)
-        self._memory, self._first = step.memory, False
-        return tree_map(lambda x: x[0], self.actor.to_env(step.action))
+        if first is not None and not self._single:
+            self._first |= torch.as_tensor(np.array(self._sized(first, "first")), dtype=torch.bool)
+        rewards = torch.tensor(np.array(self._sized(reward, "reward"), np.float32))
+        batch = tree_map(lambda x: torch.from_numpy(_supported(x)[None] if self._single else _supported(x)), obs)
+        step = self.actor.act(batch, self._first, self._memory._replace(last_reward=rewards), self.generator, greedy)
+        self._memory, self._first = step.memory, torch.zeros_like(self._first)
+        action = self.actor.to_env(step.action)
+        return tree_map(lambda x: x[0], action) if self._single else action
+
+    def _sized(self, value: Any, name: str) -> np.ndarray:
+        size = len(self._first)
+        try:
+            return np.broadcast_to(np.asarray(value), size)
+        except ValueError:
+            raise ValueError(f"{name}: expected {size} of them, one for each environment, got shape {np.shape(value)}") from None
 
 
 def _supported(value: Any) -> np.ndarray:
@@ -61,7 +87,7 @@ def _supported(value: Any) -> np.ndarray:
 
 
 def load(run_dir: str | Path, checkpoint: str | int = "latest") -> Policy:
-    """The policy of a run, from its newest whole checkpoint or the one at so many env steps.
+    """The policy of a run: from its newest whole checkpoint, the one that evaluated `best`, or the one at so many env steps.
 
     Raises:
         RunDirError: the directory holds no run.
@@ -81,8 +107,14 @@ def load_run(run_dir: str | Path, which: str | int = "latest") -> tuple[Experime
         if found is None:
             raise CheckpointError(f"{directory.path}: no whole checkpoint in it yet")
         return experiment, found.tree
+    if which == "best":
+        if not (path := checkpoint.best_of(directory.checkpoints)).exists():
+            raise CheckpointError(
+                f"{directory.path}: no best checkpoint: the run was not evaluated yet; set evaluation in its file, or ask for latest"
+            )
+        return experiment, checkpoint.load(path)
     if not str(which).isdecimal():
-        raise CheckpointError(f"expected a checkpoint's env steps, or latest, got {which!r}")
+        raise CheckpointError(f"expected a checkpoint's env steps, latest or best, got {which!r}")
     path = checkpoint.path_of(directory.checkpoints, int(which))
     if not path.exists():
         known = ", ".join(file.stem for file in checkpoint.found(directory.checkpoints)) or "none"
@@ -103,14 +135,15 @@ def play(
 ) -> Result:
     """Plays whole episodes in the run's own kind of environments, in raw reward.
 
-    `video`: a folder for a recording of what the first environment shows. `seed` None: the run's.
+    `video`: a folder for recordings of all episodes, which are played one after the other then. `seed` None: that of the experiment's evaluation.
     """
     experiment, state = load_run(run_dir, checkpoint)
-    seed = experiment.seed if seed is None else seed
-    envs = make_evaluation_envs(experiment.envs if video is None else experiment.envs.showing(), seed, episodes)
-    try:
-        with recording(video) as record:
-            watch = (lambda: None) if record is None else (lambda: record(envs.frame()))
-            return evaluate(make_actor(experiment, state), envs, episodes, greedy=greedy, generator=generator(seed, Role.EVAL_ACTION), watch=watch)
-    finally:
-        envs.close()
+    evaluation = experiment.evaluation or Evaluation()
+    play = functools.partial(
+        evaluate, make_actor(experiment, state), episodes=episodes, seed=evaluation.seed if seed is None else seed, greedy=greedy
+    )
+    if video is None:
+        return play(experiment.envs)
+    require_video(experiment.envs, "--video")
+    with recording(lambda episode: video / f"episode-{episode + 1}.mp4") as watch:
+        return play(experiment.envs.showing().model_copy(update={"count": 1}), watch=watch)

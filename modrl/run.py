@@ -13,17 +13,14 @@ from typing import Any
 import torch
 
 from modrl import checkpoint, spaces
-from modrl.agent.actors.base import Actor
 from modrl.agent.optimizers import Optimizer
 from modrl.config import public_name
-from modrl.envs.base import Envs
-from modrl.evaluation import evaluate
+from modrl.evaluator import Evaluator
 from modrl.interrupt import Interrupt, Interrupted, listening
 from modrl.messages import Event, Gradient, Weights
 from modrl.metrics import Metrics, MetricsFile, Row
 from modrl.profile import Profile
 from modrl.rundir import RunDir, RunDirError, now
-from modrl.scheme.compute import State
 from modrl.scheme.group import Group
 from modrl.scheme.parts import Parts, is_small
 from modrl.scheme.places.base import is_loss
@@ -31,7 +28,6 @@ from modrl.scheme.replica import ReplicaGroup
 from modrl.scheme.scheme import Scheme
 from modrl.scheme.stages import Stages
 from modrl.scheme.update import Updater
-from modrl.seeding import Role, generator, seed_of
 from modrl.settings import Checkpointing, Evaluation, Logging, Ticker
 from modrl.tree import to_torch
 
@@ -75,7 +71,9 @@ class Run:
         self.file = MetricsFile(directory.metrics)
         self.group: Group = Group([], "gradient")
         self.last_row: Row = {}
-        self._evaluator = _Evaluator(plan)
+        self.evaluator: Evaluator | None = None
+        if plan.evaluation is not None:
+            self.evaluator = Evaluator(plan.evaluation, plan.parts, directory, self._policy)
         storage = plan.parts.storage
         self._storage = [public_name(storage.owner), storage.horizon]  # what workers' states are of
         self._resumed = resume
@@ -87,6 +85,8 @@ class Run:
         found = checkpoint.newest(self.directory.checkpoints)
         if found is None:
             self.file.cut(0)
+            if self.evaluator is not None:
+                self.evaluator.cut(0)
             logger.warning("%s holds no checkpoint: the run begins anew", self.directory.path)
             return None
         logger.info("resuming from %s", found.path)
@@ -97,6 +97,9 @@ class Run:
         for path in found.damaged:
             logger.warning("skipping a damaged checkpoint, now %s", checkpoint.put_aside(path))
         self.metrics.restore(found.tree["metrics"])
+        if self.evaluator is not None:
+            self.evaluator.best = found.tree.get("best")
+            self.evaluator.cut(self.updater.env_steps)
         self.file.cut(self.updater.updates)
         workers: list[Any] | None = found.tree["workers"]
         storage = found.tree.get("storage", self._storage)
@@ -124,6 +127,8 @@ class Run:
             stack.enter_context(self.directory.locked())
             interrupt = stack.enter_context(listening())
             stack.enter_context(_torch_threads(self.plan, is_small(self.updater.algorithm.actor)))
+            if self.evaluator is not None:
+                stack.callback(self.evaluator.close)
             scheme = Scheme(self.plan.scheme, self.plan.parts, self.plan.optimizer)
             stack.callback(scheme.close)
             try:
@@ -229,8 +234,12 @@ class Run:
 
     def _row(self, weights: Weights, clock: _Clock, board: Callable[[Row], None], interrupt: Interrupt, last: bool = False) -> Row:
         row = self.metrics.row(self.updater.env_steps, self.updater.updates)
-        if self.plan.evaluation is not None and (clock.evaluation.due(self.updater.env_steps) or last) and not interrupt:
-            row["eval_return"] = self._evaluator.mean_return(self._learned(weights), interrupt)
+        if self.evaluator is not None:
+            if (clock.evaluation.due(self.updater.env_steps) or last) and not interrupt:
+                self.evaluator.begin(self._learned(weights), self.updater.env_steps, lambda: bool(interrupt))
+            if last:
+                self.evaluator.wait()
+            row |= self.evaluator.news()
         self.file.append(row)
         board(row)
         self.last_row = row
@@ -268,13 +277,23 @@ class Run:
             return None
         workers = None if weights is None else self.group.call("state", [self.plan.checkpointing.storage] * len(self.group.workers))
         path = checkpoint.path_of(self.directory.checkpoints, self.updater.env_steps)
+        if self.evaluator is not None:
+            self.evaluator.wait()
         tree = {
             "updater": self.updater.state(), "metrics": self.metrics.state(), "workers": workers, "storage": self._storage,
-            "spaces": {"observation": spaces.to_data(self.plan.parts.observation_space), "action": spaces.to_data(self.plan.parts.action_space)},
+            "spaces": self._spaces(), "best": self.evaluator and self.evaluator.best,
         }  # fmt: skip
         checkpoint.save(path, tree)
         checkpoint.keep_newest(self.directory.checkpoints, self.plan.checkpointing.keep)
         return path
+
+    def _policy(self, weights: Weights, env_steps: int) -> dict[str, Any]:
+        """What a checkpoint that is only for acting holds."""
+        return {"updater": {"acting": weights.acting, "env_steps": env_steps}, "spaces": self._spaces()}
+
+    def _spaces(self) -> dict[str, Any]:
+        parts = self.plan.parts
+        return {"observation": spaces.to_data(parts.observation_space), "action": spaces.to_data(parts.action_space)}
 
     def _fail(self, error: BaseException, interrupted: bool) -> Path | None:
         """Keeps what can be kept: the disk itself may be what failed. Gives the checkpoint."""
@@ -315,33 +334,6 @@ class _Clock:
         self.row = Ticker(plan.logging.every, env_steps)
         self.checkpoint = Ticker(plan.checkpointing.every, env_steps)
         self.evaluation = Ticker(plan.evaluation.every if plan.evaluation else None, env_steps)
-
-
-class _Evaluator:
-    """Evaluates: each time on the same episodes, in environments made for it."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.actor: Actor | None = None
-
-    def mean_return(self, weights: Weights, interrupt: Interrupt) -> float | None:
-        settings, parts = self.plan.evaluation, self.plan.parts
-        assert settings is not None
-        device = parts.compute().device
-        if self.actor is None:
-            self.actor = parts.make_actor().to(device).eval()
-        State(self.actor).load(weights.acting)
-        chance = generator(parts.seed, Role.EVAL_ACTION, 0, device)
-        with contextlib.closing(make_evaluation_envs(parts.envs, parts.seed, settings.episodes)) as envs:
-            result = evaluate(self.actor, envs, settings.episodes, greedy=settings.greedy, generator=chance, stop=lambda: bool(interrupt))
-        return result.mean_return if result.returns else None
-
-
-def make_evaluation_envs(config: Envs.Config, seed: int, episodes: int) -> Envs:
-    """Environments with seeds of their own, no more than there are episodes to play."""
-    numbers = range(min(config.count, episodes))
-    envs: Envs = config.build(numbers=numbers, seeds=[seed_of(seed, Role.EVAL_ENV, n) for n in numbers], training=False)
-    return envs
 
 
 @contextlib.contextmanager

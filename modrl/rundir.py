@@ -37,7 +37,9 @@ class RunDir:
         self.experiment = self.path / "experiment.yaml"
         self.info = self.path / "run.json"
         self.metrics = self.path / "metrics.csv"
+        self.evaluations = self.path / "evaluations.csv"
         self.checkpoints = self.path / "checkpoints"
+        self.videos = self.path / "videos"
         self.dumps = self.path / "dumps"
 
     def new_trace(self) -> Path:
@@ -97,11 +99,11 @@ class RunDir:
 
     def write_info(self, info: dict[str, Any]) -> None:
         """run.json, whole or not at all."""
-        _write(self.info, json.dumps(info, indent=2) + "\n")
+        write_whole(self.info, json.dumps(info, indent=2) + "\n")
 
     def write_experiment(self, experiment: str) -> None:
         """experiment.yaml, whole or not at all."""
-        _write(self.experiment, experiment)
+        write_whole(self.experiment, experiment)
 
     def begin(self, experiment: str, import_from: list[str]) -> dict[str, Any]:
         """Writes what a new run starts from, and gives run.json's content."""
@@ -124,7 +126,8 @@ class RunDir:
         return info
 
 
-def _write(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file, whole or not at all."""
     aside = path.with_name(f".{path.name}")
     aside.write_text(text, "utf-8")
     os.replace(aside, path)

@@ -37,6 +37,12 @@ class Evaluation(Settings):
     episodes: int = Field(10, ge=1)
     greedy: bool = True
     """Whether the most likely action is taken rather than a sampled one."""
+    seed: int = Field(0, ge=0)
+    """Of the episodes, whatever the run's own seed: runs that are compared play the same ones."""
+    background: bool = False
+    """Whether training goes on meanwhile, in another thread; until the next evaluation or checkpoint."""
+    video: bool = False
+    """Whether the first episode of each evaluation is recorded, as videos/N.mp4."""
 
 
 class Checkpointing(Settings):

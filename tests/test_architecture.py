@@ -10,7 +10,22 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "modrl"
-TOP = {"bench", "cli", "costs", "evaluation", "experiment", "explain", "plotting", "policy", "replay", "run", "stream", "tuning", "verify"}
+TOP = {
+    "bench",
+    "cli",
+    "costs",
+    "evaluation",
+    "evaluator",
+    "experiment",
+    "explain",
+    "plotting",
+    "policy",
+    "replay",
+    "run",
+    "stream",
+    "tuning",
+    "verify",
+}
 """Modules that may know everything; nothing below imports them."""
 BASES = {"modrl.agent.actors.base", "modrl.agent.algorithms.base", "modrl.agent.storages.base", "modrl.envs.base"}
 

@@ -200,7 +200,8 @@ def test_a_stream_of_which_nothing_was_taken_is_a_stopped_run(tmp_path):
 
 
 def test_a_stream_is_closed_by_another_thread(tmp_path):
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.default_int_handler
+    signal.signal(signal.SIGINT, before)  # a job in a shell's background may ignore it
     stream = small().stream(tmp_path / "run")
     next(stream)
     with ThreadPoolExecutor(1) as pool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -9,12 +12,13 @@ import torch
 import modrl
 from modrl import policy as policy_module
 from modrl.checkpoint import CheckpointError
+from modrl.config import BadInput
+from modrl.envs.member import EnvError
 from modrl.envs.toy import Toy
-from modrl.evaluation import evaluate
+from modrl.evaluation import episode_seeds, evaluate
 from modrl.policy import play
-from modrl.run import make_evaluation_envs
 from modrl.rundir import RunDirError
-from tests.runs import assert_equal_weights, small, table, trained, weights_of
+from tests.runs import assert_equal_weights, small, state_of, table, trained, weights_of
 from tests.scheme.tiny import counting, parts_of
 
 
@@ -34,15 +38,11 @@ PAYS = {"name": "gym", "id": "tests.test_evaluation:PaysTheAction", "count": 20}
 
 
 def evaluated(envs, episodes, greedy, actor="Bias", b=0.1, seed=1):
-    parts, _ = parts_of(envs=envs, actor=actor, seed=seed)
+    parts, _ = parts_of(envs=envs, actor=actor)
     made = parts.make_actor()
     with torch.no_grad():
         made.b.fill_(b)
-    own = make_evaluation_envs(parts.envs, seed, episodes)
-    try:
-        return evaluate(made, own, episodes, greedy=greedy, generator=torch.Generator().manual_seed(seed))
-    finally:
-        own.close()
+    return evaluate(made, parts.envs, episodes, seed=seed, greedy=greedy)
 
 
 def test_a_greedy_policy_takes_the_likelier_action_always():
@@ -81,10 +81,9 @@ def test_memory_is_carried_through_an_episode_and_forgotten_after_it(mode):
         return step
 
     actor.act = act
-    envs = make_evaluation_envs(parts.envs, 1, 1)
-    evaluate(actor, envs, 2, greedy=True, generator=torch.Generator())
-    envs.close()
-    assert said == ([1, 2, 3, 4, 1, 2, 3] if mode == "next_step" else [1, 2, 3, 1, 2, 3])  # the fourth is filler
+    result = evaluate(actor, parts.envs, 2, seed=1, greedy=True)
+    assert result.lengths == [3, 3]
+    assert said == [1, 2, 3, 1, 2, 3]
     assert first[0]
     assert sum(first) == 2
 
@@ -216,8 +215,6 @@ def test_what_is_not_there_is_named(run_dir, tmp_path):
 
 
 def test_a_damaged_newest_checkpoint_gives_the_one_before(run_dir, tmp_path):
-    import shutil
-
     shutil.copytree(run_dir, tmp_path / "run")
     newest = tmp_path / "run" / "checkpoints" / "1200.safetensors"
     newest.write_bytes(newest.read_bytes()[:1000])
@@ -242,3 +239,242 @@ def test_playing_greedily_twice_is_the_same_and_another_seed_is_not(run_dir):
     assert play(run_dir, 4, greedy=False, seed=7) != play(run_dir, 4, greedy=False, seed=8)
     assert len(one.returns) == 4
     assert policy_module.load is modrl.load
+
+
+# --- the protocol ---
+
+
+ECHO = {"name": "gym", "id": "modrl/SeedEcho-v0"}
+
+
+def opened_with(envs, episodes, seed=0):
+    """What each episode of an evaluation begins with."""
+    parts, _ = parts_of(envs=envs)
+    actor, seen = parts.make_actor(), {}
+
+    def act(obs, first, memory, *rest):
+        if first.all():
+            seen[len(seen)] = obs.flatten().tolist()
+        return type(actor).act(actor, obs, first, memory, *rest)
+
+    actor.act = act
+    result = evaluate(actor, parts.envs, episodes, seed=seed, greedy=True)
+    return [value for wave in seen.values() for value in wave], result
+
+
+def test_each_episode_has_its_own_seed_however_many_are_played_side_by_side():
+    one, result = opened_with({**ECHO, "count": 1}, 6)
+    assert len(set(one)) == 6
+    assert result.seeds == episode_seeds(0, 6)
+    for count in (2, 4, 6, 8):
+        assert opened_with({**ECHO, "count": count}, 6)[0] == one
+    assert not set(opened_with({**ECHO, "count": 2}, 6, seed=1)[0]) & set(one)
+
+
+def test_runs_of_different_seeds_are_evaluated_on_the_same_episodes(tmp_path):
+    found = []
+    for seed in (1, 2):
+        small(seed=seed, evaluation={"every": 400, "episodes": 3}).run(tmp_path / str(seed))
+        found.append(evaluations(tmp_path / str(seed)))
+    assert [row["seed"] for row in found[0]] == [row["seed"] for row in found[1]] == [str(seed) for seed in episode_seeds(0, 3)] * 2
+    small(evaluation={"every": 400, "episodes": 3, "seed": 5}).run(tmp_path / "another")
+    assert {row["seed"] for row in evaluations(tmp_path / "another")} == {str(seed) for seed in episode_seeds(5, 3)}
+
+
+def evaluations(folder):
+    """evaluations.csv as dicts of text."""
+    with open(folder / "evaluations.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+class Falls(Toy):
+    """Ends at its first step that takes action 1, or at the tenth; pays 1 a step, and what `bonus` says at its end."""
+
+    observation_space = modrl.envs.toy.Bandit.observation_space
+
+    def __init__(self, bonus=0.0, fail_at=None):
+        super().__init__()
+        self.bonus, self.fail_at = bonus, fail_at
+
+    def observe(self):
+        return np.zeros(1, np.float32)
+
+    def outcome(self, action):
+        if self.fail_at is not None and self.t >= self.fail_at:
+            raise RuntimeError("fell over")
+        over = self.t >= 10
+        return 1.0 + self.bonus * over, over, False
+
+
+FALLS = {"name": "gym", "id": "tests.test_evaluation:Falls", "count": 8}
+
+
+def test_every_episode_is_written_down_and_the_row_has_their_mean(tmp_path):
+    small(envs={"name": "gym", "id": "CartPole-v1", "count": 8}, evaluation={"every": 200, "episodes": 5}).run(tmp_path)
+    rows, written = [row for row in table(tmp_path) if row["eval_return"] is not None], evaluations(tmp_path)
+    assert [row["eval/env_steps"] for row in rows] == [row["env_steps"] for row in rows] == [200, 400, 600, 800]
+    assert len(written) == 20
+    for row in rows:
+        own = [entry for entry in written if int(entry["env_steps"]) == row["env_steps"]]
+        assert [entry["episode"] for entry in own] == list("01234")
+        assert row["eval_return"] == pytest.approx(np.mean([float(entry["return"]) for entry in own]), rel=1e-5)
+        assert row["eval/length"] == pytest.approx(np.mean([int(entry["length"]) for entry in own]), rel=1e-5)
+
+
+def test_in_the_background_the_same_is_found(tmp_path):
+    envs = {"name": "gym", "id": "CartPole-v1", "count": 8}
+    for name, background in (("here", False), ("background", True)):
+        small(envs=envs, evaluation={"every": 160, "episodes": 5, "background": background}).run(tmp_path / name)
+    assert evaluations(tmp_path / "here") == evaluations(tmp_path / "background")
+    assert len(evaluations(tmp_path / "here")) == 25
+    assert_equal_weights(weights_of(state_of(tmp_path / "here")), weights_of(state_of(tmp_path / "background")))
+    rows = [row for row in table(tmp_path / "background") if row["eval_return"] is not None]
+    assert rows[-1]["eval/env_steps"] == rows[-1]["env_steps"] == 800
+    assert all(row["eval/env_steps"] <= row["env_steps"] for row in rows)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_an_environment_that_fails_in_an_evaluation_ends_the_run(background, tmp_path):
+    envs = {**FALLS, "kwargs": {"fail_at": 7}, "max_episode_steps": 5}
+    experiment = small(envs=envs, evaluation={"every": 400, "episodes": 3, "background": background})
+    experiment.run(tmp_path / "whole")
+    with pytest.raises(EnvError, match="fell over"):
+        small(envs={**envs, "max_episode_steps": 50}, evaluation={"every": 40, "episodes": 3, "background": background}).run(tmp_path / "fails")
+
+
+def test_the_best_weights_are_kept_however_the_run_goes_on(tmp_path):
+    experiment = small(
+        envs={"name": "gym", "id": "CartPole-v1", "count": 8}, optimizer={"name": "adam", "lr": 0.03}, evaluation={"every": 80, "episodes": 5}
+    )
+    experiment.run(tmp_path)
+    scores = {row["env_steps"]: row["eval_return"] for row in table(tmp_path) if row["eval_return"] is not None}
+    best = max(scores, key=lambda steps: (scores[steps], -steps))
+    assert best != max(scores)  # else nothing is shown
+    policy = modrl.load(tmp_path, checkpoint="best")
+    assert policy.env_steps == best
+    assert play(tmp_path, 5, checkpoint="best").mean_return == pytest.approx(scores[best])
+    assert play(tmp_path, 5).mean_return == pytest.approx(scores[max(scores)])
+
+
+def test_a_resumed_run_knows_the_best_so_far_and_writes_no_evaluation_twice(tmp_path):
+    settings = {
+        "envs": {"name": "gym", "id": "CartPole-v1", "count": 8}, "optimizer": {"name": "adam", "lr": 0.03},
+        "evaluation": {"every": 80, "episodes": 5}, "checkpoint": {"every": 400},
+    }  # fmt: skip
+    small(**settings).run(tmp_path / "straight")
+    small(**settings, steps=440).run(tmp_path / "resumed")
+    best = modrl.load(tmp_path / "resumed", checkpoint="best").env_steps
+    assert best < 440
+    shutil.copytree(tmp_path / "resumed", tmp_path / "earlier")
+    (tmp_path / "earlier" / "checkpoints" / "440.safetensors").unlink()  # as if killed before it was written
+    for name in ("resumed", "earlier"):
+        small(**settings).run(tmp_path / name, resume=True)
+    straight = evaluations(tmp_path / "straight")
+    assert evaluations(tmp_path / "earlier") == straight
+    assert [row for row in evaluations(tmp_path / "resumed") if row["env_steps"] != "440"] == straight
+    for name in ("resumed", "earlier"):
+        assert modrl.load(tmp_path / name, checkpoint="best").env_steps == modrl.load(tmp_path / "straight", checkpoint="best").env_steps
+
+
+def test_each_task_is_evaluated_and_the_return_is_their_mean(tmp_path):
+    per_worker = [{"envs": {"kwargs": {"bonus": bonus}}} for bonus in (0, 5)]
+    scheme = {"preset": "local", "collection": {"workers": 4, "per_worker": per_worker}}
+    small(envs=FALLS, scheme=scheme, evaluation={"every": 400, "episodes": 2}).run(tmp_path)
+    rows = [row for row in table(tmp_path) if row["eval_return"] is not None]
+    assert [(row["eval/task_0"], row["eval/task_1"], row["eval_return"]) for row in rows] == [(10, 15, 12.5)] * 2
+    assert [(row["task"], row["episode"], row["return"]) for row in evaluations(tmp_path)] == [
+        ("0", "0", "10"), ("0", "1", "10"), ("1", "0", "15"), ("1", "1", "15"),
+    ] * 2  # fmt: skip
+
+
+def test_best_without_an_evaluation_says_what_to_do(run_dir):
+    with pytest.raises(CheckpointError, match="no best checkpoint: the run was not evaluated yet; set evaluation"):
+        modrl.load(run_dir, checkpoint="best")
+    with pytest.raises(CheckpointError, match="expected a checkpoint's env steps, latest or best, got 'bets'"):
+        modrl.load(run_dir, checkpoint="bets")
+
+
+# --- many at once ---
+
+
+def test_a_policy_acts_for_many_as_for_each_alone(run_dir):
+    rng = np.random.default_rng(1)
+    steps, count = 12, 3
+    obs = rng.normal(size=(steps, count, 4)).astype(np.float32)
+    rewards = rng.normal(size=(steps, count)).astype(np.float32)
+    first = rng.random((steps, count)) < 0.3
+    many = modrl.load(run_dir)
+    many.reset(count)
+    together = np.stack([many.act(obs[t], rewards[t], first=first[t]) for t in range(steps)])
+    states = many._memory.state[0].clone()
+    assert together.shape == (steps, count)
+    for column in range(count):
+        alone, acted = modrl.load(run_dir), []
+        for t in range(steps):
+            if first[t, column]:
+                alone.reset()
+            acted.append(alone.act(obs[t, column], rewards[t, column]))
+        np.testing.assert_array_equal(together[:, column], acted)
+        torch.testing.assert_close(alone._memory.state[0].flatten(), states[column].flatten())
+    assert first[1:].any()
+
+
+def test_a_batch_of_another_size_is_refused(run_dir):
+    policy = modrl.load(run_dir)
+    policy.reset(3)
+    with pytest.raises(ValueError, match=r"expected shape \[3, 4\], got \[2, 4\]"):
+        policy.act(np.zeros((2, 4), np.float32))
+    with pytest.raises(ValueError, match="reward: expected 3 of them, one for each environment, got shape"):
+        policy.act(np.zeros((3, 4), np.float32), reward=[1.0, 2.0])
+    with pytest.raises(ValueError, match="expected the number of environments to act for, got 0"):
+        policy.reset(0)
+    policy.reset()
+    assert np.shape(policy.act(np.zeros(4, np.float32))) == ()
+
+
+@pytest.mark.parametrize("which", ["latest", "best"])
+def test_a_loaded_policy_plays_the_episodes_of_an_evaluation(which, tmp_path):
+    import gymnasium
+
+    small(envs={"name": "gym", "id": "CartPole-v1", "count": 8}, actor=LSTM, steps=400, evaluation={"every": 200, "episodes": 5}).run(tmp_path)
+    played = play(tmp_path, 5, checkpoint=which)
+    policy, env = modrl.load(tmp_path, checkpoint=which), gymnasium.make("CartPole-v1")
+    returns = []
+    for seed in played.seeds:
+        policy.reset()
+        obs, _ = env.reset(seed=seed)
+        total, reward, over = 0.0, 0.0, False
+        while not over:
+            obs, reward, terminated, truncated, _ = env.step(policy.act(obs, reward))
+            total, over = total + reward, terminated or truncated
+        returns.append(total)
+    assert returns == played.returns
+    assert len(set(returns)) > 1
+
+
+# --- recordings ---
+
+
+def frames_in(path):
+    import imageio.v2 as imageio
+
+    with imageio.get_reader(path) as reader:
+        return [frame for frame in reader]  # noqa: C416 (not a list)
+
+
+def test_a_recording_has_a_frame_for_each_step_of_each_episode(tmp_path):
+    small(envs={"name": "gym", "id": "CartPole-v1", "count": 8}, steps=80, evaluation={"every": 80, "episodes": 3, "video": True}).run(
+        tmp_path / "run"
+    )
+    played = play(tmp_path / "run", 3, video=tmp_path / "video")
+    assert played == play(tmp_path / "run", 3)
+    for number, length in enumerate(played.lengths):
+        assert len(frames_in(tmp_path / "video" / f"episode-{number + 1}.mp4")) == length
+    assert len(frames_in(tmp_path / "run" / "videos" / "80.mp4")) == played.lengths[0]
+    assert [path.name for path in (tmp_path / "run" / "videos").iterdir()] == ["80.mp4"]
+
+
+def test_what_cannot_be_recorded_is_refused_before_the_run(tmp_path):
+    with pytest.raises(BadInput, match=r"evaluation\.video: these environments cannot be shown"):
+        small(evaluation={"every": 80, "video": True}).run(tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -16,7 +16,7 @@ from modrl.agent.algorithms import A2C, IMPALA
 from modrl.agent.algorithms.transitions import log_prob, transitions
 from modrl.agent.batch import from_rollout
 from modrl.envs.toy import Count
-from modrl.run import make_evaluation_envs
+from modrl.evaluation import episode_seeds
 from modrl.scheme.start import Site, start_collection
 from tests.envs.test_processes import Starter
 from tests.scheme.tiny import collectors_of, counting, parts_of, weights_of
@@ -285,7 +285,7 @@ def test_evaluation_has_seeds_of_its_own():
     drawn = set(first_draws("here", 0).ravel().tolist())
     for seed in (0, 1):
         parts, _ = parts_of(envs=envs, seed=seed)
-        evaluation = make_evaluation_envs(parts.envs, seed, 6)
+        evaluation = parts.envs.build(numbers=range(6), seeds=episode_seeds(seed, 6), training=False)
         own = evaluation.reset().obs.tolist()
         evaluation.close()
         assert len(set(own)) == 6
