@@ -111,6 +111,30 @@ def newest(folder: Path) -> Newest | None:
     return None
 
 
+def chosen(folder: Path, which: str | int = "latest") -> Any:
+    """The tree of a run's newest whole checkpoint, of the weights that evaluated `best`, or of the checkpoint at so many env steps.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, or it is not whole.
+    """
+    if which == "latest":
+        if (last := newest(folder)) is None:
+            raise CheckpointError(f"{folder.parent}: no whole checkpoint in it yet")
+        return last.tree
+    if which == "best":
+        if not (path := best_of(folder)).exists():
+            raise CheckpointError(
+                f"{folder.parent}: no best checkpoint: the run was not evaluated yet; set evaluation in its file, or ask for latest"
+            )
+        return load(path)
+    if not str(which).isdecimal():
+        raise CheckpointError(f"expected a checkpoint's env steps, latest or best, got {which!r}")
+    if not (path := path_of(folder, int(which))).exists():
+        known = ", ".join(file.stem for file in found(folder)) or "none"
+        raise CheckpointError(f"{folder.parent}: no checkpoint at {which} env steps; there are: {known}")
+    return load(path)
+
+
 def put_aside(path: Path) -> Path:
     """Renames a damaged checkpoint, so that it is counted no more."""
     return path.rename(path.with_name(f"{path.name}.damaged"))

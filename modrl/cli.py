@@ -20,6 +20,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from modrl.bench import Result
     from modrl.experiment import Experiment
+    from modrl.rundir import RunDir
     from modrl.scheme.scheme import Scheme
     from modrl.scheme.settings import Collection, Workers
     from modrl.verify import Outcome
@@ -68,8 +69,12 @@ def train(
     from modrl.display import Display
     from modrl.experiment import Experiment
     from modrl.interrupt import Interrupted
+    from modrl.rundir import RunDir
 
     experiment = Experiment.load(file, overrides or [])
+    origin = RunDir(file.parent)
+    if file.name == origin.experiment.name and origin.info.exists() and (run_dir is None or run_dir.resolve() != file.parent.resolve()):
+        _say_what_differs(origin)
     run, directory = experiment.prepare(run_dir, resume, profile)
     if run is None:
         out.print(f"{directory.path}: finished already, {experiment.steps:,} steps; nothing to do", soft_wrap=True)
@@ -85,6 +90,16 @@ def train(
     out.print(f"run directory: {directory.path}", soft_wrap=True)
     if profile:
         out.print(f"its profile, for ui.perfetto.dev: {directory.newest_trace()}", soft_wrap=True)
+
+
+def _say_what_differs(origin: RunDir) -> None:
+    """Whether the run in a directory, trained again, has the surroundings that it had."""
+    from modrl.rundir import differences
+
+    found = differences(origin.read_info())
+    err.print(f"the run of {origin.path}, again; " + ("what differs from then:" if found else "nothing differs from then"), soft_wrap=True)
+    for line in found:
+        err.print(f"  {line}", markup=False, soft_wrap=True)
 
 
 def _title(scheme: Scheme.Config) -> str:
@@ -126,6 +141,24 @@ def evaluate(
         table.add_row(str(index + 1), f"{reward:g}", str(length))
     out.print(table)
     out.print(f"mean return {result.mean_return:g} over {len(result.returns)} episodes ({'sampled' if sample else 'greedy'} actions)")
+
+
+@app.command()
+def export(
+    run_dir: RunDirectory,
+    out_file: Annotated[Path, typer.Option("--out", help="the file to write: .pt (TorchScript) or .onnx (ONNX)")],
+    checkpoint: Annotated[str, typer.Option(help="the checkpoint's env steps, latest or best")] = "latest",
+    batch: Annotated[int, typer.Option(min=1, help="environments that the file acts for at once")] = 1,
+) -> None:
+    """Write a run's greedy policy as a file that needs no modrl, and check that it acts alike."""
+    from modrl.export import export as write
+
+    metadata = write(run_dir, out_file, checkpoint, batch)
+    table = Table("input", "shape", "dtype", box=None, header_style="bold")
+    for name, of in metadata["inputs"].items():
+        table.add_row(name, "×".join(map(str, of["shape"])), of["dtype"])
+    out.print(table)
+    out.print(f"{out_file}: gives {', '.join(metadata['outputs'])}; acts as the policy does", soft_wrap=True, markup=False)
 
 
 @app.command()

@@ -24,15 +24,6 @@ from modrl.video import recording
 COLUMNS = ["env_steps", "task", "episode", "seed", "return", "length"]
 
 
-def tasks(parts: Parts) -> list[Envs.Config]:
-    """The different environments that collectors have; one kind, unless `scheme.collection.per_worker` says otherwise."""
-    found: list[Envs.Config] = []
-    for config, _ in parts.per_worker or ((parts.envs, parts.actor),):
-        if config not in found:
-            found.append(config)
-    return found
-
-
 class Score(NamedTuple):
     """What an evaluation found."""
 
@@ -116,7 +107,7 @@ class Evaluator:
         if self._actor is None:
             self._actor = self.parts.make_actor().to(self.parts.compute().device).eval()
         State(self._actor).load(weights.acting)
-        results = [self._play_task(index, config, env_steps, stop) for index, config in enumerate(tasks(self.parts))]
+        results = [self._play_task(index, config, env_steps, stop) for index, config in enumerate(self.parts.tasks())]
         return Score(env_steps, results) if all(len(result.returns) == self.settings.episodes for result in results) else None
 
     def _play_task(self, index: int, config: Envs.Config, env_steps: int, stop: Callable[[], bool]) -> Result:
@@ -125,7 +116,7 @@ class Evaluator:
         play = functools.partial(evaluate, self._actor, episodes=settings.episodes, seed=settings.seed, greedy=settings.greedy, stop=stop)
         if not settings.video:
             return play(config)
-        path = self.directory.videos / f"{env_steps}{f'-task-{index}' if len(tasks(self.parts)) > 1 else ''}.mp4"
+        path = self.directory.videos / f"{env_steps}{f'-task-{index}' if len(self.parts.tasks()) > 1 else ''}.mp4"
         with recording(lambda episode: path if episode == 0 else None) as watch:
             return play(config.showing(), watch=watch)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import logging
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -46,6 +47,8 @@ from modrl.config import (
 )
 from modrl.envs.base import Envs, Probe, Timestep, probe
 from modrl.envs.member import EnvError
+from modrl.initial import initial_weights
+from modrl.loggers import require_loggers
 from modrl.metrics import Row
 from modrl.run import Plan, Run
 from modrl.rundir import RunDir, RunDirError, default_path, now
@@ -53,10 +56,12 @@ from modrl.scheme.parts import Machine, Parts, torch_device
 from modrl.scheme.presets import expand
 from modrl.scheme.scheme import Scheme
 from modrl.scheme.settings import Pacing, PerWorker
-from modrl.settings import Checkpointing, Evaluation, Logging
+from modrl.settings import Checkpointing, Evaluation, InitFrom, Logging
 from modrl.stream import Stream, warn_of_lost_changes
 from modrl.tree import tree_map
 from modrl.video import require_video
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -81,10 +86,17 @@ class Experiment(Settings):
     optimizer: Optimizer.Config
     storage: Storage.Config
     scheme: Scheme.Config = Field(default_factory=lambda: Scheme.Config(preset="local"))
+    init_from: InitFrom | None = None
+    """A trained run whose weights this one begins with: its directory, or a block."""
     evaluation: Evaluation | None = None
     checkpoint: Checkpointing = Field(default_factory=Checkpointing)
     logging: Logging = Field(default_factory=Logging)
     machine: Machine = Field(default_factory=Machine)
+
+    @field_validator("init_from", mode="before")
+    @classmethod
+    def _run_of(cls, value: Any) -> Any:
+        return {"run": value} if isinstance(value, str) else value
 
     @field_validator("scheme", mode="before")
     @classmethod
@@ -278,6 +290,9 @@ class Experiment(Settings):
                 directory.write_info(info | {"status": "finished", "ended": info["ended"] or now()})
                 return None
             warn_of_lost_changes(self, info.get("changes", []))
+            run.other_settings = _other_settings(directory, experiment, {change["key"] for change in info.get("changes", [])})
+            for line in run.other_settings:
+                logger.warning("resuming with another setting: %s", line)
             directory.write_experiment(to_yaml(experiment.to_dict()))
             return run
 
@@ -301,6 +316,7 @@ class Experiment(Settings):
             torch_device(inference.device, "scheme.collection.inference.device")
         if self.machine.precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
             raise BadInput("machine.precision: this GPU has no bf16; use fp32")
+        require_loggers(self.logging)
         if self.evaluation is not None and self.evaluation.video:
             require_video(self.envs, "evaluation.video")
         observation_space, action_space, action_repeat, first = _probe(self.envs)
@@ -312,6 +328,7 @@ class Experiment(Settings):
         )  # fmt: skip
         algorithm: Algorithm = parts.make_algorithm()
         _try(algorithm.actor, first)
+        initial = None if self.init_from is None else initial_weights(self.init_from, algorithm.actor)
         if inference != "collector" and type(algorithm.actor).infer is Actor.infer:
             raise BadInput(
                 f"scheme.collection.inference: a server cannot ask {type(algorithm.actor).__name__}, which acts in one piece; "
@@ -323,7 +340,7 @@ class Experiment(Settings):
             parts, steps_per_round=self.steps_per_round(losses), max_staleness=self.scheme.collection.max_staleness,
             steps=self.steps, pacing=self._pacing(), env_restarts=self.scheme.faults.env_restarts, per_worker=self._per_worker(parts),
         )  # fmt: skip
-        return Plan(self.steps, parts, self.optimizer, self.scheme, self.evaluation, self.checkpoint, self.logging, action_repeat, losses)
+        return Plan(self.steps, parts, self.optimizer, self.scheme, self.evaluation, self.checkpoint, self.logging, action_repeat, losses, initial)
 
     def _pacing(self) -> tuple[float | None, float | None]:
         """The bounds on updates per env step as a gradient worker counts both: its own batches, and its own steps."""
@@ -367,6 +384,20 @@ def _measured(directory: RunDir) -> dict[str, Any]:
     """What a run found out about its machine when it began: with other values its sums would be made in another order."""
     machine = read_file(directory.experiment).data.get("machine") if directory.experiment.exists() else None
     return {name: machine[name] for name in ("threads", "memory_format") if name in machine} if isinstance(machine, dict) else {}
+
+
+def _other_settings(directory: RunDir, experiment: Experiment, told: set[str]) -> list[str]:
+    """What differs from the settings that the run went on with so far, those apart that are told already: `key: before -> now`."""
+    before = _flat(read_file(directory.experiment).data) if directory.experiment.exists() else {}
+    now_ = _flat(experiment.to_dict())
+    return [f"{key}: {old} -> {now_.get(key)}" for key, old in before.items() if key not in told and now_.get(key) != old]
+
+
+def _flat(data: Any, at: str = "") -> dict[str, Any]:
+    """Values by key path."""
+    if not isinstance(data, dict) or not data:
+        return {at: data}
+    return {path: value for key, part in data.items() for path, value in _flat(part, f"{at}.{key}".lstrip(".")).items()}
 
 
 def _on(plan: Plan, machine: Machine) -> Plan:

@@ -74,6 +74,7 @@ class Rollout(NamedTuple):
     seconds: dict[str, float] = {}  # time spent, by stage: load, act, env, record
     counts: dict[str, float] = {}  # what else is worth counting, by column
     laps: tuple[Lap, ...] = ()  # for a profile
+    logged: dict[str, tuple[float, int]] = {}  # sums and numbers of what components logged, by column
 
 
 class Gradient(NamedTuple):
@@ -92,6 +93,8 @@ class Gradient(NamedTuple):
     events: tuple[Event, ...] = ()  # what befell this worker's collectors
     said: dict[str, float] = {}  # of the optimiser, where the worker has its own
     laps: tuple[Lap, ...] = ()  # for a profile, those of its rollouts too
+    statistics: dict[str, torch.Tensor] = {}  # sums over valid steps, by the statistic that takes them in
+    logged: dict[str, tuple[float, int]] = {}  # sums and numbers of what components logged, by column, its rollouts' too
 
 
 class Weights(NamedTuple):

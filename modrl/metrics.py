@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from modrl.config import BadInput
+from modrl.config import BadInput, add_logged
 from modrl.messages import Gradient
 from modrl.scheme.stages import add
 
@@ -32,14 +32,16 @@ Row = dict[str, float | int | None]
 
 
 class Metrics:
-    """Gathers what updates report until a row is taken."""
+    """Gathers what updates report until a row is taken. `task_of`: each environment's task, by its global number; (): there is but one."""
 
-    def __init__(self, action_repeat: int) -> None:
+    def __init__(self, action_repeat: int, task_of: Sequence[int] = ()) -> None:
         self.action_repeat = action_repeat
+        self.task_of = task_of
         self.episodes = 0
         self.seconds = 0.0  # of earlier processes of this run
         self.recent: deque[tuple[float, int]] = deque(maxlen=WINDOW)
         self.named: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
+        self.of_task: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
         self.counted: dict[str, float] = defaultdict(float)
         self.start(0)
         self._clear()
@@ -50,6 +52,7 @@ class Metrics:
         self.sums: dict[str, float] = defaultdict(float)
         self.weights: dict[str, int] = defaultdict(int)
         self.stages: dict[str, float] = {}
+        self.logged: dict[str, tuple[float, int]] = {}
         self.said: dict[str, list[float]] = defaultdict(list)
         self.counted = defaultdict(float, {name: value for name, value in self.counted.items() if name.startswith("faults/")})
         self.open = True  # no complete batch yet
@@ -65,6 +68,8 @@ class Metrics:
             for episode in gradient.episodes:
                 self.episodes += 1
                 self.recent.append((episode.reward, episode.length))
+                if self.task_of:
+                    self.of_task[str(self.task_of[episode.env])].append(episode.reward)
                 for name, value in episode.info.items():
                     self.named[name].append(value)
             self.policy_lags += gradient.policy_lags
@@ -73,6 +78,9 @@ class Metrics:
             for name, value in gradient.metrics.items():
                 self.sums[name] += value
                 self.weights[name] += gradient.weight
+            if taken := (_TAKEN | said.keys() | gradient.metrics.keys()) & gradient.logged.keys():
+                raise ValueError(f"{', '.join(sorted(taken))} was logged, which is the name of a column of the run's: choose another")
+            self.logged = add_logged(self.logged, gradient.logged)
             self.spend(gradient.seconds)
             self.count(gradient.counts)
         self.gradient_lags += lags
@@ -115,7 +123,9 @@ class Metrics:
         }
         values |= {name: self.sums[name] / self.weights[name] if self.weights[name] else None for name in self.sums}
         values |= {name: _mean(value) for name, value in self.said.items() if name != "learning_rate"}
+        values |= {name: total / count for name, (total, count) in self.logged.items()}
         values |= {f"episode/{name}": _mean(recent) for name, recent in self.named.items()}
+        values |= {f"episode_return/task_{task}": _mean(recent) for task, recent in sorted(self.of_task.items())}
         values |= {f"time/{stage}": seconds for stage, seconds in self.stages.items()}
         counted = {name: int(value) for name, value in self.counted.items() if value or name.startswith("faults/")}
         if batches := counted.pop("inference/batches", 0):
@@ -136,6 +146,7 @@ class Metrics:
             "seconds": self.wall_seconds,
             "recent": [list(item) for item in self.recent],
             "named": recent,
+            "of_task": {task: list(values) for task, values in self.of_task.items()},
             "counted": dict(self.counted),
         }
 
@@ -146,6 +157,8 @@ class Metrics:
         self.counted.update(state["counted"])
         for name, values in state["named"].items():
             self.named[name].extend(values)
+        for task, values in state.get("of_task", {}).items():
+            self.of_task[task].extend(values)
 
 
 def _mean(values: Any) -> float | None:

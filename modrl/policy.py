@@ -12,7 +12,6 @@ from gymnasium.vector.utils import batch_space
 
 from modrl import checkpoint, spaces
 from modrl.agent.actors.base import Actor, Memory
-from modrl.checkpoint import CheckpointError
 from modrl.envs.spaces import misfit
 from modrl.evaluation import Result, evaluate
 from modrl.experiment import Experiment
@@ -102,24 +101,7 @@ def load_run(run_dir: str | Path, which: str | int = "latest") -> tuple[Experime
     directory = RunDir(Path(run_dir))
     directory.read_info()
     experiment = Experiment.load(directory.experiment)
-    if which == "latest":
-        found = checkpoint.newest(directory.checkpoints)
-        if found is None:
-            raise CheckpointError(f"{directory.path}: no whole checkpoint in it yet")
-        return experiment, found.tree
-    if which == "best":
-        if not (path := checkpoint.best_of(directory.checkpoints)).exists():
-            raise CheckpointError(
-                f"{directory.path}: no best checkpoint: the run was not evaluated yet; set evaluation in its file, or ask for latest"
-            )
-        return experiment, checkpoint.load(path)
-    if not str(which).isdecimal():
-        raise CheckpointError(f"expected a checkpoint's env steps, latest or best, got {which!r}")
-    path = checkpoint.path_of(directory.checkpoints, int(which))
-    if not path.exists():
-        known = ", ".join(file.stem for file in checkpoint.found(directory.checkpoints)) or "none"
-        raise CheckpointError(f"{directory.path}: no checkpoint at {which} env steps; there are: {known}")
-    return experiment, checkpoint.load(path)
+    return experiment, checkpoint.chosen(directory.checkpoints, which)
 
 
 def make_actor(experiment: Experiment, state: dict[str, Any]) -> Actor:

@@ -17,10 +17,11 @@ from modrl.agent.optimizers import Optimizer
 from modrl.config import public_name
 from modrl.evaluator import Evaluator
 from modrl.interrupt import Interrupt, Interrupted, listening
+from modrl.loggers import boards
 from modrl.messages import Event, Gradient, Weights
 from modrl.metrics import Metrics, MetricsFile, Row
 from modrl.profile import Profile
-from modrl.rundir import RunDir, RunDirError, now
+from modrl.rundir import RunDir, RunDirError, differences, now
 from modrl.scheme.group import Group
 from modrl.scheme.parts import Parts, is_small
 from modrl.scheme.places.base import is_loss
@@ -29,6 +30,7 @@ from modrl.scheme.scheme import Scheme
 from modrl.scheme.stages import Stages
 from modrl.scheme.update import Updater
 from modrl.settings import Checkpointing, Evaluation, Logging, Ticker
+from modrl.symptoms import Symptoms
 from modrl.tree import to_torch
 
 logger = logging.getLogger(__name__)
@@ -50,6 +52,7 @@ class Plan:
     logging: Logging
     action_repeat: int  # frames per agent step
     losses_per_batch: int
+    initial: dict[str, torch.Tensor] | None = None  # weights of what acts that the run begins with; None: those of its seed
 
 
 class Run:
@@ -59,7 +62,7 @@ class Run:
         self.plan = plan
         self.directory = directory
         self.info = info
-        self.metrics = Metrics(plan.action_repeat)
+        self.metrics = Metrics(plan.action_repeat, plan.parts.task_of())
         self.metrics.count(dict.fromkeys(plan.scheme.faults.columns, 0))
         self.updater = Updater(
             algorithm=plan.parts.make_algorithm(),
@@ -77,8 +80,13 @@ class Run:
         storage = plan.parts.storage
         self._storage = [public_name(storage.owner), storage.horizon]  # what workers' states are of
         self._resumed = resume
+        self.other_settings: list[str] = []  # that differ from those of the run so far
+        self._begins_with = plan.initial
         self._workers = self._find_checkpoint() if resume else None
+        if self._begins_with is not None:
+            self.updater.optimizers.begin_with(self._begins_with)
         self._profile: Profile | None = None
+        self._symptoms = Symptoms(plan.parts.action_space)
 
     def _find_checkpoint(self) -> list[Any] | None:
         """Continues from the newest whole checkpoint, and gives its workers' states; damaged ones are put aside, rows past it dropped."""
@@ -94,6 +102,7 @@ class Run:
             self.updater.restore(found.tree["updater"])
         except ValueError as error:
             raise RunDirError(f"{found.path} is of another agent: {error}; resume with the settings that the run was started with") from error
+        self._begins_with = None
         for path in found.damaged:
             logger.warning("skipping a damaged checkpoint, now %s", checkpoint.put_aside(path))
         self.metrics.restore(found.tree["metrics"])
@@ -155,14 +164,22 @@ class Run:
             self._end("stopped")
 
     def _restore_workers(self) -> None:
-        if not self._resumed:
-            return
-        if self.updater.replicas and self.updater.version:
+        if self.updater.replicas and (self.updater.version or self._begins_with is not None):
             state = {"steps": self.updater.version, **self.updater.optimizers.state()}
             self.group.call("adopt", [state] * len(self.group.workers))
+        if not self._resumed:
+            return
         states = self._workers
         exact = states is not None and len(states) == len(self.group.workers) and all(self.group.call("restore", states))
-        self.info["restarts"].append({"time": now(), "env_steps": self.updater.env_steps, "episodes": "continued" if exact else "new"})
+        self.info["restarts"].append(
+            {
+                "time": now(),
+                "env_steps": self.updater.env_steps,
+                "episodes": "continued" if exact else "new",
+                "differs": differences(self.info),
+                "settings": self.other_settings,
+            }
+        )
         self.info |= {"status": "running", "ended": None}
         self.directory.write_info(self.info)
         self._workers = None
@@ -180,8 +197,8 @@ class Run:
         self.directory.write_info(self.info)
 
     def _train(self, interrupt: Interrupt) -> Iterator[Row]:
-        tensorboard = _tensorboard(self.directory.path, self.plan.logging.tensorboard, self.updater.env_steps)
-        with tensorboard as board, _profile(self.directory, self.plan.parts.profile) as self._profile:
+        logged = boards(self.plan.logging, self.directory, self.updater.env_steps)
+        with logged as board, _profile(self.directory, self.plan.parts.profile) as self._profile:
             clock, stages = _Clock(self.plan, self.updater.env_steps), self.plan.parts.stages("updater")
             weights = self.updater.weights()
             self.metrics.start(self.updater.env_steps)
@@ -242,6 +259,9 @@ class Run:
             row |= self.evaluator.news()
         self.file.append(row)
         board(row)
+        if told := self._symptoms.look(row, [reward for reward, _ in self.metrics.recent], self.updater.progress):
+            self.info.setdefault("symptoms", []).extend({"time": now(), **entry} for entry in told)
+            self.directory.write_info(self.info)
         self.last_row = row
         return row
 
@@ -359,24 +379,3 @@ def _profile(directory: RunDir, wanted: bool) -> Iterator[Profile | None]:
         return
     with contextlib.closing(Profile(directory.new_trace(), time.time())) as profile:
         yield profile
-
-
-@contextlib.contextmanager
-def _tensorboard(folder: Path, wanted: bool, env_steps: int) -> Iterator[Callable[[Row], None]]:
-    """Writes rows for TensorBoard, against env steps."""
-    if not wanted:
-        yield lambda row: None
-        return
-    from torch.utils.tensorboard import SummaryWriter
-
-    writer = SummaryWriter(str(folder), purge_step=env_steps or None)
-
-    def write(row: Row) -> None:
-        for name, value in row.items():
-            if value is not None and name != "env_steps":
-                writer.add_scalar(name if "/" in name else f"run/{name}", value, int(row["env_steps"] or 0))
-
-    try:
-        yield write
-    finally:
-        writer.close()

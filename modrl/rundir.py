@@ -13,7 +13,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -117,9 +117,7 @@ class RunDir:
             "env_steps": 0,
             "command": sys.argv,
             "import_from": import_from,
-            "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
-            "machine": {"host": platform.node(), "platform": platform.platform(), "cpus": os.cpu_count()},
-            "git": git(Path(import_from[0]) if import_from else Path.cwd()),
+            **surroundings(import_from),
             "restarts": [],
         }
         self.write_info(info)
@@ -131,6 +129,30 @@ def write_whole(path: Path, text: str) -> None:
     aside = path.with_name(f".{path.name}")
     aside.write_text(text, "utf-8")
     os.replace(aside, path)
+
+
+def surroundings(import_from: Sequence[str]) -> dict[str, Any]:
+    """What a run depends on beside its experiment, as it is here and now: versions, machine, the user's repository."""
+    return {
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        "machine": {"host": platform.node(), "platform": platform.platform(), "cpus": os.cpu_count()},
+        "git": git(Path(import_from[0]) if import_from else Path.cwd()),
+    }
+
+
+def differences(info: Mapping[str, Any]) -> list[str]:
+    """What differs here and now from where and when the run of a run.json was begun, each as `what: then -> now`."""
+    now_ = surroundings(info.get("import_from", []))
+    found = []
+    for group in ("versions", "machine"):
+        then = info.get(group) or {}
+        found += [f"{name}: {then.get(name)} -> {value}" for name, value in now_[group].items() if then.get(name) != value]
+    then, here = info.get("git") or {}, now_["git"] or {}
+    if then.get("commit") != here.get("commit"):
+        found.append(f"commit: {then.get('commit')} -> {here.get('commit')}")
+    elif then.get("diff") != here.get("diff"):
+        found.append(f"uncommitted changes: {len(then.get('diff') or '')} -> {len(here.get('diff') or '')} characters of diff")
+    return found
 
 
 def default_path(name: str, seed: int) -> Path:

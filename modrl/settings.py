@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
@@ -45,6 +45,17 @@ class Evaluation(Settings):
     """Whether the first episode of each evaluation is recorded, as videos/N.mp4."""
 
 
+class InitFrom(Settings):
+    """The weights that a run begins with: those of what acts, from another run."""
+
+    run: str
+    """Its directory."""
+    checkpoint: str | int = "latest"
+    """Env steps, latest or best."""
+    skip: list[str] = Field([])
+    """Parts of the networks that keep their own initial weights, by the beginning of their names: policy, trunk.encoder."""
+
+
 class Checkpointing(Settings):
     """Periodic checkpoints; one more is written at the end."""
 
@@ -55,12 +66,32 @@ class Checkpointing(Settings):
     """Whether what a replay holds is saved too."""
 
 
+class Wandb(Settings):
+    """Weights & Biases."""
+
+    project: str = "modrl"
+    entity: str | None = None
+    group: str | None = None
+    mode: Literal["online", "offline"] = "online"
+    """offline: written into the run's directory, for `wandb sync`."""
+
+
+class Mlflow(Settings):
+    """MLflow."""
+
+    experiment: str = "modrl"
+    tracking_uri: str | None = None
+    """None: a database of the run's own, mlflow.db in its directory."""
+
+
 class Logging(Settings):
     """Rows of metrics."""
 
     every: Interval | None = None
     """None: a row for every batch."""
     tensorboard: bool = True
+    wandb: Wandb | None = None
+    mlflow: Mlflow | None = None
 
 
 class Ticker:

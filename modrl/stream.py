@@ -115,7 +115,10 @@ def changed(experiment: Experiment, algorithm: Algorithm, progress: float, path:
     nested = reduce(lambda inner, key: {key: inner}, reversed(keys), value)
     after = validate(type(experiment), merge(Document(experiment.to_dict(), {}), Document(nested, {})), "the change")
     tried = copy.copy(algorithm)
-    tried.change(after.algorithm, progress)
+    try:
+        tried.change(after.algorithm, progress)
+    except ValueError as error:
+        raise ConfigError([Problem((), str(error))], "the change") from None
     if tried.num_losses != algorithm.num_losses:
         raise _refused(path, f"cannot change in mid-run: each batch would make {tried.num_losses} losses instead of {algorithm.num_losses}")
     try:

@@ -11,23 +11,11 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "modrl"
 TOP = {
-    "bench",
-    "cli",
-    "costs",
-    "evaluation",
-    "evaluator",
-    "experiment",
-    "explain",
-    "plotting",
-    "policy",
-    "replay",
-    "run",
-    "stream",
-    "tuning",
-    "verify",
-}
+    "bench", "cli", "costs", "evaluation", "evaluator", "experiment", "explain", "export", "initial", "loggers", "plotting", "policy", "replay",
+    "run", "stream", "symptoms", "tuning", "verify",
+}  # fmt: skip
 """Modules that may know everything; nothing below imports them."""
-BASES = {"modrl.agent.actors.base", "modrl.agent.algorithms.base", "modrl.agent.storages.base", "modrl.envs.base"}
+BASES = {"modrl.agent.statistics", "modrl.agent.actors.base", "modrl.agent.algorithms.base", "modrl.agent.storages.base", "modrl.envs.base"}
 
 
 def name_of(path):

@@ -380,6 +380,8 @@ def test_each_task_is_evaluated_and_the_return_is_their_mean(tmp_path):
     per_worker = [{"envs": {"kwargs": {"bonus": bonus}}} for bonus in (0, 5)]
     scheme = {"preset": "local", "collection": {"workers": 4, "per_worker": per_worker}}
     small(envs=FALLS, scheme=scheme, evaluation={"every": 400, "episodes": 2}).run(tmp_path)
+    last = table(tmp_path)[-1]
+    assert (last["episode_return/task_0"], last["episode_return/task_1"], last["episode_return"]) == (10, 15, 12.5)
     rows = [row for row in table(tmp_path) if row["eval_return"] is not None]
     assert [(row["eval/task_0"], row["eval/task_1"], row["eval_return"]) for row in rows] == [(10, 15, 12.5)] * 2
     assert [(row["task"], row["episode"], row["return"]) for row in evaluations(tmp_path)] == [

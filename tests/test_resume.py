@@ -75,7 +75,7 @@ def test_checkpoints_in_mid_run_change_nothing(tmp_path):
 
 
 def test_envs_that_cannot_be_saved_start_new_episodes_and_the_run_says_so(tmp_path):
-    envs = {"name": "gym", "id": "CartPole-v1", "count": 8}
+    envs = {"name": "gym", "id": "CartPole-v1", "count": 8, "wrappers": ["gymnasium.wrappers:NormalizeReward"]}
     trained(twenty(10, envs=envs), tmp_path / "run")
     trained(twenty(envs=envs), tmp_path / "run", resume=True)
     info = json.loads((tmp_path / "run" / "run.json").read_text())
@@ -124,9 +124,12 @@ def test_schedules_and_counters_go_on(tmp_path):
     assert [row["updates"] for row in table(tmp_path / "run")] == list(range(1, 21))
 
 
-def test_a_new_setting_given_at_resume_wins(tmp_path):
+def test_a_new_setting_given_at_resume_wins_and_is_logged(tmp_path, caplog):
     trained(small(steps=400), tmp_path / "run")
     trained(small(optimizer={"name": "adam", "lr": 5e-5, "max_grad_norm": 40}), tmp_path / "run", resume=True)
+    changes = ["steps: 400 -> 800", "optimizer.lr: 0.001 -> 5e-05"]
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["restarts"][0]["settings"] == changes
+    assert all(f"resuming with another setting: {change}" in caplog.text for change in changes)
     assert [row["learning_rate"] for row in table(tmp_path / "run")] == [1e-3] * 10 + [5e-5] * 10
 
 

@@ -151,6 +151,9 @@ def stacks(obs: Frames, first: torch.Tensor) -> torch.Tensor:
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """The batch as an algorithm reads it: on its device, stacks of frames laid out."""
-    moved: Batch = batch if device.type == "cpu" else tree_map(lambda x: x.to(device, non_blocking=True), batch)
+    """The batch as an algorithm reads it: on its device, stacks of frames laid out.
+
+    From pinned memory a GPU fetches it while this thread goes on.
+    """
+    moved: Batch = batch if device.type == "cpu" else tree_map(lambda x: x.pin_memory().to(device, non_blocking=True), batch)
     return moved._replace(obs=map_observations(lambda x: stacks(x, moved.first) if isinstance(x, Frames) else x, moved.obs))

@@ -12,7 +12,7 @@ import torch
 
 from modrl.agent.returns import check_shapes
 
-RewardForm: TypeAlias = Literal["none", "clip", "sign", "soft_asymmetric", "soft_asymmetric_paper"]
+RewardForm: TypeAlias = Literal["none", "clip", "sign", "soft_asymmetric", "soft_asymmetric_paper", "normalized"]
 
 
 def policy_gradient(log_prob: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
@@ -43,11 +43,12 @@ def value_error(values: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return 0.5 * (targets.detach() - values).square()
 
 
-def clipped_value_error(values: torch.Tensor, old_values: torch.Tensor, targets: torch.Tensor, clip: float) -> torch.Tensor:
+def clipped_value_error(values: torch.Tensor, old_values: torch.Tensor, targets: torch.Tensor, clip: float | torch.Tensor) -> torch.Tensor:
     """The larger of two half squared errors: of V, and of V moved at most `clip` away from what it was [T, B]."""
     check_shapes(values=values, old_values=old_values, targets=targets)
     old_values = old_values.detach()
-    near = old_values + (values - old_values).clamp(-clip, clip)
+    bound = torch.as_tensor(clip, dtype=values.dtype, device=values.device)
+    near = old_values + (values - old_values).clamp(-bound, bound)
     return torch.maximum(value_error(values, targets), value_error(near, targets))
 
 
@@ -72,7 +73,7 @@ def normalize(x: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
 
 
 def transform_reward(reward: torch.Tensor, form: RewardForm) -> torch.Tensor:
-    """What the learner makes of the raw reward [T, B]."""
+    """What the learner makes of the raw reward [T, B]; `normalized` is for the one that has the statistics."""
     return _REWARDS[form](reward)
 
 

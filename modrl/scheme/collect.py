@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from modrl.agent.actors.base import Actor, Memory, Step
+from modrl.config import Component, take_logged
 from modrl.envs.base import Envs, Timestep
 from modrl.messages import Rollout, Tree, Weights
 from modrl.scheme.compute import Compute, State
@@ -28,7 +29,7 @@ class Collector:
 
     `envs` stand side by side: where there are two, one steps while the actor acts for the other. With a `race` it stops early
     where enough others are done: the rest of its rollout is filler. With `stages` of a name it numbers its rollouts, from
-    `serial` on.
+    `serial` on. With a `discount` it says of each step the discounted return that its episode has had so far, which rewards are scaled by.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Collector:
         race: Race | None = None,
         stages: Stages | None = None,
         serial: int = 0,
+        discount: float | None = None,
     ) -> None:
         self.lanes: list[Lane] = []
         for part in envs:
@@ -58,6 +60,10 @@ class Collector:
         self.round: Round = (-1, 0)
         self.stages = stages or Stages()
         self.serial = serial  # of the next rollout, in a profile
+        self.discount = discount
+        parts = [part for part in self.actor.modules() if isinstance(part, Component)]
+        self._speakers: list[Component] = [*parts, *(lane.envs for lane in self.lanes)]
+        self.returns = np.zeros(self.lanes[-1].columns.stop)  # discounted, of the running episodes
 
     def serve(self, server: Client) -> None:
         """From now on, this server says what the actor would."""
@@ -85,7 +91,11 @@ class Collector:
         for lane in self.lanes:
             counts.update(lane.envs.counts())
         rollout = recorder.rollout(self.version, dict(counts))
+        if logged := take_logged(self._speakers):
+            rollout = rollout._replace(logged=logged)
         self._check(rollout)
+        if self.discount is not None:
+            rollout.behaviour["discounted_return"] = self._discounted(rollout, self.discount)
         if self.stages.worker is None:
             self.stages.lap("record")
             return rollout._replace(seconds=self.stages.take())
@@ -101,6 +111,14 @@ class Collector:
             number = [number for lane in self.lanes for number in lane.envs.numbers][column]
             said = f"environment {number} gave a reward of {rollout.reward[step, column]}, in step {step} of a rollout of {self.horizon}"
             raise NotFinite(f"{said}; it was not learned from", {"rollout": rollout})
+
+    def _discounted(self, rollout: Rollout, discount: float) -> np.ndarray:
+        """Of each step what its episode's rewards come to so far [T, B], earlier ones discounted: R[t] = discount * R[t-1] + r[t]."""
+        found = np.empty(rollout.reward.shape, np.float32)
+        for step, (first, reward) in enumerate(zip(rollout.first, rollout.reward, strict=False)):
+            self.returns = np.where(first, 0.0, self.returns) * discount + reward
+            found[step] = self.returns
+        return found
 
     def _recorder(self) -> Recorder:
         """Of a new rollout, which begins where the last one ended."""
@@ -167,7 +185,7 @@ class Collector:
 
     def state(self) -> dict[str, Any]:
         """Plain data to continue from: exactly where the envs can be saved, else with new episodes."""
-        state: dict[str, Any] = {"generator": self.generator.get_state()}
+        state: dict[str, Any] = {"generator": self.generator.get_state(), "returns": self.returns.copy()}
         if all(lane.envs.exact and lane.begun for lane in self.lanes):
             state["lanes"] = [lane.state() for lane in self.lanes]
         return state
@@ -182,6 +200,7 @@ class Collector:
             lane.now = Timestep(**tree_map(np.array, saved["now"]))._replace(episodes=())
             lane.memory = on_device(to_torch(Memory(**saved["memory"])), self.compute.device)
             lane.begun = True
+        self.returns = np.array(state.get("returns", self.returns))
         return True
 
     def close(self) -> None:

@@ -13,8 +13,11 @@ import torch
 from modrl.agent.algorithms.base import Algorithm, Loss
 from modrl.agent.batch import Batch, to_device
 from modrl.agent.optimizers import global_norm
+from modrl.agent.statistics import added, statistics_of
 from modrl.agent.storages.base import Storage
+from modrl.config import Component, add_logged, take_logged
 from modrl.messages import Episode, Gradient, Lap, Rollout, Weights
+from modrl.scheme import symptoms
 from modrl.scheme.collectors import Collectors
 from modrl.scheme.compute import Compute, Networks
 from modrl.scheme.dump import Begun, NotFinite, where
@@ -52,6 +55,7 @@ class GradientWorker:
 
     `steps_per_round`: optimiser steps between two pulls of rollouts, over all gradient workers: the unit of policy lag.
     `max_staleness`: rollouts that lag by more rounds are dropped. `pace`: of a storage that hands steps out again and again.
+    `looks`: whether losses are looked at for symptoms, which differentiates some of them more than once.
     """
 
     def __init__(
@@ -65,7 +69,9 @@ class GradientWorker:
         max_staleness: int | None = None,
         pace: Pace | None = None,
         stages: Stages | None = None,
+        looks: bool = True,
     ) -> None:
+        self.looks = looks
         self.algorithm = algorithm
         self.storage = storage
         self.collection = collection
@@ -80,6 +86,11 @@ class GradientWorker:
             module.to(compute.device)
         self._networks = Networks(algorithm.actor, algorithm.modules())
         self._parameters = algorithm.trained()
+        self._batches = 0
+        parts = [part for root in (algorithm.actor, *algorithm.modules().values()) for part in root.modules() if isinstance(part, Component)]
+        self._speakers: list[Component] = [algorithm, storage, *parts]
+        self._measures = bool(statistics_of(algorithm.actor, algorithm.modules()))
+        self._measured: dict[str, torch.Tensor] = {}  # of the batch, not yet in a gradient
         self._losses: Iterator[Loss] = iter(())
         self._yielded = 0  # losses of the current batch so far
         self._news = _News()
@@ -184,7 +195,14 @@ class GradientWorker:
         generator = self.algorithm.generator
         self._begun = Begun(batch, weights, None if generator is None else generator.get_state())
         self.stages.lap("batch")
-        self._losses, self._yielded = iter(self.algorithm.losses(to_device(batch, self.compute.device))), 0
+        batch = to_device(batch, self.compute.device)
+        self._batches += 1
+        if symptoms.due(self._batches):
+            self._news.counts.update(symptoms.in_batch(self.algorithm, batch))
+        if self._measures:  # a replay that is learned from again and again is measured as it is drawn
+            fresh = batch.fresh if self.storage.fresh else torch.ones_like(batch.fresh)
+            self._measured = self.algorithm.measure(batch, batch.valid & fresh)
+        self._losses, self._yielded = iter(self.algorithm.losses(batch)), 0
         self.stages.lap("transfer")
 
     def _differentiate(self, loss: Loss, weights: Weights) -> Gradient:
@@ -197,6 +215,8 @@ class GradientWorker:
         if not math.isfinite(metrics["loss/total"]):
             terms = ", ".join(f"{name} {metrics[f'loss/{name}']:g}" for name in loss.terms)
             raise self._not_finite(f"the loss is not finite ({terms})", weights)
+        if self.looks and symptoms.due(self._batches) and self._yielded == 1:
+            self._news.counts.update(symptoms.in_loss(loss, parameters))
         self.stages.lap("loss")
         total.backward()
         self.stages.lap("backward")
@@ -206,14 +226,16 @@ class GradientWorker:
         if not math.isfinite(global_norm(tensors)):
             raise self._not_finite("the gradient is not finite", weights)
         weight = int(loss.valid.sum())
+        statistics, self._measured = added(self._measured, loss.statistics), {}
         news, self._news = self._news, _News()
         news.counts.update(self.collection.counts())
         self.stages.lap("loss")
+        logged = add_logged(news.logged, take_logged(self._speakers))
         seconds = add(news.seconds, self.stages.take(), self.collection.seconds())
         return Gradient(
             {loss.optimizer: tensors}, weight, weights.version, news.env_steps, self._yielded == self.algorithm.num_losses,
             tuple(news.episodes), tuple(news.policy_lags), metrics, seconds, dict(news.counts), self.collection.events(),
-            laps=(*news.laps, *self.collection.laps(), *self.stages.take_laps()),
+            laps=(*news.laps, *self.collection.laps(), *self.stages.take_laps()), statistics=statistics, logged=logged,
         )  # fmt: skip
 
     def _not_finite(self, what: str, weights: Weights) -> NotFinite:
@@ -262,6 +284,7 @@ class _News:
         self.policy_lags: list[int] = []
         self.seconds: dict[str, float] = {}
         self.laps: list[Lap] = []
+        self.logged: dict[str, tuple[float, int]] = {}
         self.counts = Counter[str]()
 
     def hear(self, rollout: Rollout) -> None:
@@ -270,6 +293,8 @@ class _News:
         self.counts.update(rollout.counts)
         self.seconds = add(self.seconds, rollout.seconds)
         self.laps += rollout.laps
+        if rollout.logged:
+            self.logged = add_logged(self.logged, rollout.logged)
 
     def count(self, batch: Batch, version: int, steps_per_round: int) -> None:
         """A batch is about to be learned from on weights of this version."""

@@ -163,6 +163,7 @@ class Parts:
         return Collector(
             envs=self.make_envs(number, attempts), actor=actor, horizon=self.storage.horizon, generator=chance,
             compute=compute, race=race, stages=self.stages(f"collector {number}"), serial=(number * 1000 + sum(attempts)) * 10_000_000,
+            discount=self.algorithm.at(0.0).discount if self.algorithm.reward == "normalized" else None,
         )  # fmt: skip
 
     def make_envs(self, number: int, attempts: Attempts = ()) -> list[Envs]:
@@ -194,6 +195,19 @@ class Parts:
         """The settings of collector `number`'s environments and actor."""
         return self.per_worker[number % len(self.per_worker)] if self.per_worker else (self.envs, self.actor)
 
+    def tasks(self) -> list[Envs.Config]:
+        """The different environments that collectors have; one kind, unless `per_worker` says otherwise."""
+        found: list[Envs.Config] = []
+        for number in range(max(1, len(self.per_worker))):
+            if (config := self.of_collector(number)[0]) not in found:
+                found.append(config)
+        return found
+
+    def task_of(self) -> list[int]:
+        """The task of each environment, by its global number; empty where there is but one."""
+        tasks, width = self.tasks(), self.envs.count // self.collectors
+        return [tasks.index(self.of_collector(number // width)[0]) for number in range(self.envs.count)] if len(tasks) > 1 else []
+
     def server(self, columns: int, settings: Servers) -> Server:
         """An inference server that at most `columns` environments wait for."""
         key = "scheme.collection.inference.device"
@@ -210,7 +224,7 @@ class Parts:
         return GradientWorker(
             algorithm=self.make_algorithm(number, attempts), storage=storage, collection=start_collection(attempts),
             steps_per_round=self.steps_per_round, compute=self.compute(), max_staleness=self.max_staleness, pace=pace,
-            stages=self.stages(f"gradient worker {number}"),
+            stages=self.stages(f"gradient worker {number}"), looks=not self.machine.compile,
         )  # fmt: skip
 
     def replica(self, worker: GradientWorker, optimizer: Optimizer.Config, every: int | None, timeout: float | None) -> Replica:

@@ -181,12 +181,15 @@ class Replica:
             weight = gradient.weight if own is not None else 0
             tensors += [torch.tensor([float(weight)], device=self.worker.compute.device)]
             tensors += own if own is not None else [torch.zeros_like(parameter) for parameter in optimizer.parameters]
+        statistics = {name: gradient.statistics.get(name, part.zero().to(tensors[0].device)) for name, part in self.optimizers.statistics.items()}
+        measured = self._sum(list(statistics.values())) if statistics else []  # apart: they are of double precision
         summed = iter(self._sum(tensors))
         said: dict[str, float] = {}
         for name, optimizer in self.optimizers.by_name.items():
             total, part = next(summed).item(), [next(summed) for _ in optimizer.parameters]
             if total:
                 said |= self.optimizers.step({name: part}, total, weights.progress)
+        self.optimizers.merge(dict(zip(statistics, measured, strict=True)))
         return said
 
     def _step_alone(self, gradient: Gradient, weights: Weights) -> dict[str, float]:
@@ -196,16 +199,20 @@ class Replica:
         if self.optimizers.algorithm.config.reduction == "sum":
             for tensors in gradient.tensors.values():
                 torch._foreach_mul_(tensors, float(self._size))
-        return self.optimizers.step(gradient.tensors, gradient.weight, weights.progress)
+        said = self.optimizers.step(gradient.tensors, gradient.weight, weights.progress)
+        self.optimizers.merge(gradient.statistics)
+        return said
 
     @torch.no_grad()
     def _average(self) -> None:
         """The mean of all replicas' weights, everywhere."""
         algorithm = self.optimizers.algorithm
-        values = [v for module in (algorithm.actor, *algorithm.modules().values()) for v in module.state_dict().values() if v.is_floating_point()]
-        means = self._sum(values)
-        torch._foreach_div_(means, float(self._size))
-        torch._foreach_copy_(values, means)
+        values = [v for module in (algorithm.actor, *algorithm.modules().values()) for v in module.state_dict().values()]
+        for dtype in sorted({v.dtype for v in values if v.is_floating_point()}, key=str):
+            alike = [v for v in values if v.dtype == dtype]
+            means = self._sum(alike)
+            torch._foreach_div_(means, float(self._size))
+            torch._foreach_copy_(alike, means)
 
     def change(self, *settings: Any) -> None:
         """Other settings, from the next batch on."""

@@ -9,6 +9,7 @@ import torch
 
 from modrl.agent.algorithms.base import Algorithm
 from modrl.agent.optimizers import Optimizer
+from modrl.agent.statistics import added, statistics_of
 from modrl.config import dump
 from modrl.messages import Gradient, Weights
 from modrl.scheme.compute import Networks
@@ -25,6 +26,7 @@ class Optimizers:
         self.algorithm = algorithm
         self.rule = rule
         self._networks = Networks(algorithm.actor, algorithm.modules())
+        self.statistics = statistics_of(algorithm.actor, algorithm.modules())
         self.by_name: dict[str, Optimizer] = {name: rule.build(parameters=p) for name, p in algorithm.trained().items()}
 
     def step(self, tensors: Mapping[str, list[torch.Tensor]], weight: float, progress: float) -> dict[str, float]:
@@ -38,6 +40,17 @@ class Optimizers:
             said |= self.by_name[name].step(gradients, progress, weight if self.algorithm.config.reduction == "mean" else 1)
         return said
 
+    def merge(self, measured: Mapping[str, torch.Tensor]) -> None:
+        """Has the agent's statistics take in what was measured.
+
+        Raises:
+            ValueError: the agent has no statistic of a name.
+        """
+        for name, sums in measured.items():
+            if name not in self.statistics:
+                raise ValueError(f"what was measured as {name!r} has no statistic; there are: {', '.join(self.statistics) or 'none'}")
+            self.statistics[name].merge(sums)
+
     def finite(self) -> bool:
         """Whether all parameters are."""
         return all(bool(p.isfinite().all()) for optimizer in self.by_name.values() for p in optimizer.parameters)
@@ -45,6 +58,10 @@ class Optimizers:
     def networks(self) -> dict[str, Any]:
         """The networks' states, copied: what acts, and what learns."""
         return self._networks.copy()
+
+    def begin_with(self, acting: Mapping[str, Any]) -> None:
+        """Takes over the weights of what acts."""
+        self._networks.load(acting, self.networks()["learning"])
 
     def state(self) -> dict[str, Any]:
         """Networks and optimisers, as plain data to continue from."""
@@ -104,6 +121,8 @@ class Updater:
         if total:  # else every loss was empty: a batch that was given up early
             said = _mean([g.said for g in gradients]) if self.replicas else self.optimizers.step(_sum(gradients), total, self.progress)
             self.updates += 1
+        if not self.replicas and (measured := [gradient.statistics for gradient in gradients if gradient.statistics]):
+            self.optimizers.merge(added(*map(to_torch, measured)))
         self.version += 1
         self.env_steps += sum(gradient.env_steps for gradient in gradients)
         self.record(gradients, lags, said)

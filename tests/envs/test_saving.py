@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from gymnasium.wrappers import FrameStackObservation
+from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.wrappers import NormalizeReward
 
 from modrl.envs.toy import TOYS, Count
 from tests.envs.helpers import gym_envs
@@ -62,12 +63,52 @@ def test_a_state_does_not_change_while_the_env_goes_on():
     assert saved["lengths"].tolist() == [0]
 
 
+class OwnCartPole(CartPoleEnv):
+    """May carry more along than CartPole does."""
+
+
+PIXELS = ["gymnasium.wrappers:AtariPreprocessing", {"name": "gymnasium.wrappers:FrameStackObservation", "stack_size": 4}]
+
+
 @pytest.mark.parametrize(
     "settings",
     [
-        {"id": "CartPole-v1"},
+        {"id": "CartPole-v1"}, {"id": "Pendulum-v1"}, {"id": "Acrobot-v1"}, {"id": "MountainCar-v0"}, {"id": "MountainCarContinuous-v0"},
+        {"id": "FrozenLake-v1"}, {"id": "CliffWalking-v1"}, {"id": "CartPole-v1", "wrappers": PIXELS[1:]},
+        {"id": "ALE/Pong-v5", "kwargs": {"frameskip": 1}, "wrappers": PIXELS},
+        {"id": "ALE/Breakout-v5"}, {"id": "ALE/Pong-v5", "kwargs": {"frameskip": 1, "obs_type": "ram"}, "max_episode_steps": 40},
+    ],
+    ids=lambda settings: settings["id"],
+)  # fmt: skip
+@pytest.mark.parametrize("before", [0, 23])
+@pytest.mark.filterwarnings("ignore")
+def test_what_gymnasium_and_ale_have_is_restored_exactly(settings, before):
+    """Through ends of episodes and random beginnings, in environments that have been elsewhere meanwhile; Breakout repeats actions at random."""
+
+    def played(envs, seed, steps):
+        envs.vector.action_space.seed(seed)
+        return [envs.step(envs.vector.action_space.sample()) for _ in range(steps)]
+
+    straight, other = gym_envs(count=2, **settings), gym_envs(count=2, seeds=[5, 6], **settings)
+    straight.reset()
+    other.reset()
+    played(straight, 1, before)
+    played(other, 2, 11)
+    saved = straight.state()
+    assert straight.exact
+    assert is_plain(saved), saved
+    other.restore(saved)
+    for a, b in zip(played(straight, 3, 60), played(other, 3, 60), strict=True):
+        for x, y in zip(a, b, strict=True):
+            np.testing.assert_equal(x, y)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"id": "CartPole-v1", "wrappers": [lambda env: NormalizeReward(env)]},
         {"id": Count, "vectorization": "async"},
-        {"id": Count, "wrappers": [lambda env: FrameStackObservation(env, 2)]},
+        {"id": "tests.envs.test_saving:OwnCartPole"},
     ],
 )
 def test_what_cannot_be_saved_says_so(settings):

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 import gymnasium
 import torch
-from pydantic import ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from torch import nn
 
 from modrl.agent.actors.auto import Auto
@@ -30,7 +30,9 @@ from modrl.agent.actors.base import Actor, Inference, Memory, Output, Step
 from modrl.agent.actors.encoder import Encoder, TorsoChoice
 from modrl.agent.actors.heads import Continuous, LogStd, build_head
 from modrl.agent.actors.memory import Recurrent, Slots, Unrolled
+from modrl.agent.actors.normalizer import Normalizer
 from modrl.agent.batch import Batch
+from modrl.agent.statistics import PopArt
 from modrl.messages import Tree
 from modrl.tree import tree_map
 
@@ -97,6 +99,10 @@ class ActorCritic(Actor, name="actor_critic"):
         """Whether the value reads the policy's features, or has a network, and a memory, of its own."""
         value_torso: TorsoChoice | None = None
         """Of the value's own network; null: as `torso`."""
+        normalize_observations: bool = False
+        """Gives what is Box of floats mean 0 and standard deviation 1 over all steps learned from so far, within 10 of them."""
+        popart: float | None = Field(None, gt=0, lt=1)
+        """Step size of the values' statistics (0.0003 in the paper): the value is learned in units of its targets' spread; null: as it is."""
         init: Literal["default", "orthogonal"] = "default"
         """`orthogonal`: gain sqrt(2) in torsos, 1 in memories, 0.01 for the policy, 1 for the value; no bias."""
         distribution: Continuous = "gaussian"
@@ -122,7 +128,9 @@ class ActorCritic(Actor, name="actor_critic"):
         if config.value == "separate":
             self.value_trunk = Trunk(config.value_torso or config.torso, config.memory, observation_space, extra)
         self.policy = nn.Linear(self.trunk.size, self.head.size)
-        self.value = nn.Linear((self.value_trunk or self.trunk).size, 1)
+        inputs = (self.value_trunk or self.trunk).size
+        self.value: nn.Linear | PopArt = nn.Linear(inputs, 1) if config.popart is None else PopArt(inputs, config.popart)
+        self.normalizer = Normalizer(observation_space) if config.normalize_observations else None
         if config.init == "orthogonal":
             self._init_orthogonal()
 
@@ -159,7 +167,15 @@ class ActorCritic(Actor, name="actor_critic"):
             batch.reward[-1],
         )
         final_value = None if slots is None else self._final_value(batch, slots, said.at_slots)
-        return self.output(said.features, policy=self.head(said.parameters), value=said.value, final_value=final_value, memory=after)
+        scale = self.value.std if isinstance(self.value, PopArt) else None
+        return self.output(
+            said.features, policy=self.head(said.parameters), value=said.value, final_value=final_value, memory=after, value_scale=scale
+        )
+
+    def measure(self, batch: Batch, valid: torch.Tensor) -> dict[str, torch.Tensor]:
+        if self.normalizer is None:
+            return {}
+        return {f"normalizer.{name}": sums for name, sums in self.normalizer.measure(batch.obs, valid).items()}
 
     @torch.no_grad()
     def act(self, obs: Tree, first: torch.Tensor, memory: Memory, generator: torch.Generator | None = None, greedy: bool = False) -> Step:
@@ -181,6 +197,8 @@ class ActorCritic(Actor, name="actor_critic"):
 
     def _say(self, obs: Tree, first: torch.Tensor, extra: torch.Tensor | None, state: Tree, slots: Slots | None) -> Said:
         """What the networks say: obs, first and the inputs beside them [S, B, ...], from `state` [B, ...] on."""
+        if self.normalizer is not None:
+            obs = self.normalizer(obs)
         if self.value_trunk is None:
             seen = valued = self.trunk(obs, extra, first, state, slots)
             state, at_slots = seen.state, seen.at_slots
@@ -209,4 +227,5 @@ class ActorCritic(Actor, name="actor_critic"):
         """V(final_obs) [K]: one step more from the state after each truncated slot."""
         action = tree_map(lambda x: x[slots.times, slots.envs], batch.action)
         extra = self._extra(action, batch.reward[slots.times, slots.envs], None)
-        return self._valued((self.value_trunk or self.trunk).one_more(batch.final_obs, extra, state))
+        obs = batch.final_obs if self.normalizer is None else self.normalizer(batch.final_obs)
+        return self._valued((self.value_trunk or self.trunk).one_more(obs, extra, state))

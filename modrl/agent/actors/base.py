@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import gymnasium
@@ -54,6 +54,7 @@ class Output:
     value: torch.Tensor | None  # [S, B] V(obs[t]); None: the actor has no critic
     final_value: torch.Tensor | None  # [K] V of the batch's final_obs, memory carried on
     memory: Memory  # [B, ...] after the last step
+    value_scale: torch.Tensor | None = field(default=None, kw_only=True)  # [] of the values' targets, where the critic learns in units of it
 
 
 class Step(NamedTuple):
@@ -117,6 +118,10 @@ class Actor(Component, nn.Module, ABC, kind="actor"):
     def choose(self, inference: Inference, generator: torch.Generator | None = None, greedy: bool = False) -> Step:
         """The second half of `act`, which needs no weights; called without gradient."""
         raise NotImplementedError(f"{type(self).__name__} has no choose(): it cannot use an inference server")
+
+    def measure(self, batch: Batch, valid: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What the actor's statistics take in of a batch's `valid` [T, B] steps, each of which is measured once: by their names in the actor."""
+        return {}
 
     @abstractmethod
     def to_env(self, action: Tree) -> Tree:

@@ -6,7 +6,6 @@ from pydantic import Field
 
 from modrl.agent.actors.base import Output
 from modrl.agent.algorithms.policy_gradient import PolicyGradient, Targets
-from modrl.agent.algorithms.transitions import transitions
 from modrl.agent.batch import Batch
 from modrl.agent.returns import gae
 
@@ -21,6 +20,6 @@ class A2C(PolicyGradient, name="a2c"):
     config: Config
 
     def targets(self, batch: Batch, out: Output) -> Targets:
-        steps = transitions(batch, out, self.config.discount, self.config.reward)
+        steps = self.transitions(batch, out)
         advantages = gae(*steps, lambda_=self.config.lambda_)
         return Targets(advantages, steps.values + advantages)

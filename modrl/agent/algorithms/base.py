@@ -14,6 +14,7 @@ from modrl.agent.actors.base import Actor
 from modrl.agent.batch import Batch
 from modrl.agent.losses import RewardForm
 from modrl.agent.schedules import Schedule, admit_schedules, value_at
+from modrl.agent.statistics import Running, sums_over
 from modrl.config import Component
 
 Reduction: TypeAlias = Literal["sum", "mean"]
@@ -26,6 +27,7 @@ class Loss(NamedTuple):
     valid: torch.Tensor  # [T, B] bool: the steps that count
     optimizer: str = "main"  # the one that steps
     metrics: dict[str, torch.Tensor] = {}  # [T, B] each: averaged over the valid steps for the log
+    statistics: dict[str, torch.Tensor] = {}  # sums that the statistic of this name takes in when the loss is applied
 
     def total(self) -> torch.Tensor:
         """The loss summed over valid steps.
@@ -104,6 +106,7 @@ class Algorithm(Component, ABC, kind="algorithm"):
         self._changes = self.config is not config  # with the progress
         self.actor = actor
         self.generator = generator  # for shuffling minibatches
+        self.returns = Running() if config.reward == "normalized" else None
 
     def prepare(self, progress: float) -> None:
         """Brings the settings to this progress."""
@@ -111,7 +114,13 @@ class Algorithm(Component, ABC, kind="algorithm"):
             self.config = self.scheduled.at(progress)
 
     def change(self, config: Config, progress: float) -> None:
-        """Goes on with other settings, of which none that is fixed differs."""
+        """Goes on with other settings, of which none that is fixed differs.
+
+        Raises:
+            ValueError: rewards begin or cease to be normalised.
+        """
+        if (config.reward == "normalized") != (self.returns is not None):
+            raise ValueError("algorithm.reward: cannot become or cease to be normalized in mid-run, which begins with no statistics")
         self.scheduled = config
         self.config = config.at(progress)
         self._changes = self.config is not config
@@ -133,8 +142,8 @@ class Algorithm(Component, ABC, kind="algorithm"):
         """
 
     def modules(self) -> dict[str, nn.Module]:
-        """The networks that only learn, by name; the actor is not among them."""
-        return {}
+        """The networks that only learn, by name; the actor is not among them. A subclass adds its own to these."""
+        return {} if self.returns is None else {"returns": self.returns}
 
     def parameters(self) -> dict[str, list[nn.Parameter]]:
         """What each optimiser steps, by the optimiser's name."""
@@ -144,6 +153,13 @@ class Algorithm(Component, ABC, kind="algorithm"):
     def trained(self) -> dict[str, list[nn.Parameter]]:
         """Those of the `parameters` that are not frozen."""
         return {name: [parameter for parameter in group if parameter.requires_grad] for name, group in self.parameters().items()}
+
+    def measure(self, batch: Batch, valid: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What the agent's statistics take in of a batch's `valid` [T, B] steps, each of which is measured once."""
+        measured = {f"actor.{name}": sums for name, sums in self.actor.measure(batch, valid).items()}
+        if self.returns is not None:
+            measured["returns"] = sums_over(batch.behaviour["discounted_return"], valid)
+        return measured
 
     @abstractmethod
     def losses(self, batch: Batch) -> Iterator[Loss]:

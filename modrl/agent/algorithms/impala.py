@@ -7,7 +7,7 @@ from pydantic import Field
 from modrl.agent.actors.base import Output
 from modrl.agent.algorithms.base import Reduction
 from modrl.agent.algorithms.policy_gradient import PolicyGradient, Targets
-from modrl.agent.algorithms.transitions import log_prob, transitions
+from modrl.agent.algorithms.transitions import log_prob
 from modrl.agent.batch import Batch
 from modrl.agent.losses import RewardForm
 from modrl.agent.returns import vtrace
@@ -33,6 +33,6 @@ class IMPALA(PolicyGradient, name="impala"):
     def targets(self, batch: Batch, out: Output) -> Targets:
         config = self.config
         log_rhos = log_prob(batch, out).detach() - batch.behaviour["log_prob"]
-        steps = transitions(batch, out, config.discount, config.reward)
+        steps = self.transitions(batch, out)
         corrected = vtrace(log_rhos, *steps, config.lambda_, config.rho_clip, config.c_clip, config.pg_rho_clip)
         return Targets(corrected.pg_advantages, corrected.vs)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import Field
 
 from modrl.agent.actors.base import Output
 from modrl.agent.algorithms.base import Algorithm, Loss
-from modrl.agent.algorithms.transitions import critic, log_prob
+from modrl.agent.algorithms.transitions import Transitions, critic, log_prob, transitions
 from modrl.agent.batch import Batch
 from modrl.agent.losses import kl_estimate, normalize, policy_gradient, value_error
+from modrl.agent.statistics import sums_over
 
 
 class Targets(NamedTuple):
@@ -48,19 +49,28 @@ class PolicyGradient(Algorithm):
         out = self.actor(batch)
         with torch.no_grad():
             metrics = self.metrics(batch, out)
-        return Loss(self.terms(batch, out), batch.valid, metrics=metrics)
+            statistics = {} if out.value_scale is None else {"actor.value": sums_over(self.targets(batch, out).values, batch.valid)}
+        return Loss(self.terms(batch, out), batch.valid, metrics=metrics, statistics=statistics)
+
+    def transitions(self, batch: Batch, out: Output) -> Transitions:
+        """The batch's transitions, in rewards as these settings have them."""
+        return transitions(batch, out, self.config.discount, self.config.reward, self.returns)
 
     @abstractmethod
     def targets(self, batch: Batch, out: Output) -> Targets:
         """Advantages and targets of the values, without gradient."""
 
     def terms(self, batch: Batch, out: Output) -> dict[str, torch.Tensor]:
-        """The loss's terms by name; their sum is minimised."""
-        targets = self.targets(batch, out)
-        advantages = normalize(targets.advantages, batch.valid) if self.config.normalize_advantages else targets.advantages
+        """The loss's terms by name; their sum is minimised. Where the critic has a scale, advantages and errors are in units of it."""
+        advantages, values = self.targets(batch, out)
+        value_cost: Any = self.config.value_cost
+        if out.value_scale is not None:
+            advantages, value_cost = advantages / out.value_scale, value_cost / out.value_scale.square()
+        if self.config.normalize_advantages:
+            advantages = normalize(advantages, batch.valid)
         return {
             "policy": self.policy_loss(batch, out, advantages),
-            "value": self.config.value_cost * self.value_loss(batch, out, targets.values),
+            "value": value_cost * self.value_loss(batch, out, values),
             "entropy": -self.config.entropy_cost * out.policy.entropy(),
         }
 
@@ -75,4 +85,5 @@ class PolicyGradient(Algorithm):
     def metrics(self, batch: Batch, out: Output) -> dict[str, torch.Tensor]:
         """What the log shows beside the terms, by step: averaged over the valid ones."""
         log_rhos = log_prob(batch, out) - batch.behaviour["log_prob"]
-        return {"entropy": out.policy.entropy(), "value": critic(out).detach(), "rho": log_rhos.exp(), "kl": kl_estimate(log_rhos)}
+        metrics = {"entropy": out.policy.entropy(), "value": critic(out).detach(), "rho": log_rhos.exp(), "kl": kl_estimate(log_rhos)}
+        return metrics if out.value_scale is None else metrics | {"value_scale": out.value_scale.expand(log_rhos.shape)}

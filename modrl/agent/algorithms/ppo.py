@@ -11,7 +11,7 @@ from modrl.agent.actors.base import Output
 from modrl.agent.algorithms.base import Loss
 from modrl.agent.algorithms.minibatches import available, minibatches, split
 from modrl.agent.algorithms.policy_gradient import PolicyGradient, Targets
-from modrl.agent.algorithms.transitions import critic, log_prob, transitions
+from modrl.agent.algorithms.transitions import critic, log_prob
 from modrl.agent.batch import Batch
 from modrl.agent.losses import clipped_surrogate, clipped_value_error, value_error
 from modrl.agent.returns import gae
@@ -63,7 +63,7 @@ class PPO(PolicyGradient, name="ppo"):
         """The batch with advantages, returns and values of these weights beside what the acting policy said."""
         with torch.no_grad():
             out = self.actor(batch)
-        steps = transitions(batch, out, self.config.discount, self.config.reward)
+        steps = self.transitions(batch, out)
         advantages = gae(*steps, lambda_=self.config.lambda_)
         said = {"advantage": advantages, "return": advantages + steps.values, "value": steps.values}
         return batch._replace(behaviour=batch.behaviour | said)
@@ -77,7 +77,8 @@ class PPO(PolicyGradient, name="ppo"):
     def value_loss(self, batch: Batch, out: Output, targets: torch.Tensor) -> torch.Tensor:
         if self.config.value_clip is None:
             return value_error(critic(out), targets)
-        return clipped_value_error(critic(out), batch.behaviour["value"], targets, self.config.value_clip)
+        clip = self.config.value_clip if out.value_scale is None else self.config.value_clip * out.value_scale
+        return clipped_value_error(critic(out), batch.behaviour["value"], targets, clip)
 
     def metrics(self, batch: Batch, out: Output) -> dict[str, torch.Tensor]:
         metrics = super().metrics(batch, out)

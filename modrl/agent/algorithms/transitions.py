@@ -9,6 +9,7 @@ import torch
 from modrl.agent.actors.base import Output
 from modrl.agent.batch import Batch
 from modrl.agent.losses import RewardForm, transform_reward
+from modrl.agent.statistics import Running
 from modrl.tree import tree_map
 
 
@@ -23,8 +24,11 @@ class Transitions(NamedTuple):
 
 
 @torch.no_grad()
-def transitions(batch: Batch, out: Output, discount: float, reward: RewardForm = "none") -> Transitions:
-    """The batch's transitions, valued by the actor's critic; `batch` has its bootstrap observation."""
+def transitions(batch: Batch, out: Output, discount: float, reward: RewardForm = "none", returns: Running | None = None) -> Transitions:
+    """The batch's transitions, valued by the actor's critic; `batch` has its bootstrap observation.
+
+    `returns`: statistics of discounted returns that rewards are scaled by, where they are `normalized`.
+    """
     value = critic(out).detach()
     assert len(value) == len(batch.reward) + 1, "the batch has no bootstrap observation"
     next_values = value[1:]
@@ -34,7 +38,7 @@ def transitions(batch: Batch, out: Output, discount: float, reward: RewardForm =
     filler_follows = torch.zeros_like(batch.valid)
     filler_follows[:-1] = ~batch.valid[1:]
     return Transitions(
-        transform_reward(batch.reward, reward),
+        transform_reward(batch.reward, reward) if returns is None else returns.scaled(batch.reward),
         discount * (~batch.terminated).to(value.dtype),
         value[:-1],
         next_values,
