@@ -46,6 +46,7 @@ def save(path: Path, tree: Any) -> None:
             save_file(arrays, aside, metadata)
         except SafetensorError as error:
             raise OSError(f"cannot write {path}: {error}") from error
+        os.chmod(aside, path.parent.stat().st_mode & 0o666)  # who may read the folder may read it
         with open(aside, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(aside, path)

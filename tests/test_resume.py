@@ -168,6 +168,13 @@ def test_a_tree_comes_back_as_it_was(tmp_path):
     assert again["rollout"].memory == ()
 
 
+def test_who_may_read_the_folder_may_read_the_file(tmp_path):
+    for mode, expected in ((0o755, 0o644), (0o770, 0o660), (0o700, 0o600)):
+        tmp_path.chmod(mode)
+        checkpoint.save(tmp_path / "10.safetensors", {"x": 1})
+        assert (tmp_path / "10.safetensors").stat().st_mode & 0o777 == expected
+
+
 def test_what_is_no_plain_data_is_refused(tmp_path):
     with pytest.raises(TypeError, match="cannot store a object at 'a/0'"):
         checkpoint.save(tmp_path / "1.safetensors", {"a": [object()]})

@@ -20,7 +20,7 @@ SETTINGS = {
         "last_reward": True, "normalize_observations": True, "popart": 0.01,
     },
     "algorithm": {"name": "impala", "reward": "normalized"}, "optimizer": {"name": "adam", "lr": {"linear": [1e-3, 0]}},
-    "storage": {"name": "replay", "horizon": 5, "batch": 8, "capacity": 800, "fraction": 0.5}, "checkpoint": {"storage": True, "keep": 1},
+    "storage": {"name": "replay", "horizon": 5, "batch": 8, "capacity": 80, "fraction": 0.5}, "checkpoint": {"storage": True, "keep": 1},
     "evaluation": {"every": 400, "episodes": 2}, "logging": {"tensorboard": False, "every": 80},
 }  # fmt: skip
 
