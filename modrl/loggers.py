@@ -122,11 +122,13 @@ def _mlflow(settings: Any, directory: RunDir) -> Iterator[Board]:
     from mlflow.tracking import MlflowClient
 
     experiment = _settings_of(directory)
-    client = MlflowClient(tracking_uri=settings.tracking_uri or f"sqlite:///{directory.path.resolve() / 'mlflow.db'}")
+    own = settings.tracking_uri is None
+    client = MlflowClient(tracking_uri=f"sqlite:///{directory.path.resolve() / 'mlflow.db'}" if own else settings.tracking_uri)
+    artifacts = (directory.path.resolve() / "mlartifacts").as_uri() if own else None
 
     def begun() -> str:
         found = client.get_experiment_by_name(settings.experiment)
-        home = client.create_experiment(settings.experiment) if found is None else found.experiment_id
+        home = client.create_experiment(settings.experiment, artifact_location=artifacts) if found is None else found.experiment_id
         run = client.create_run(home, run_name=f"{experiment['name']}-{experiment['seed']}")
         client.log_dict(run.info.run_id, experiment, "experiment.yaml")
         return str(run.info.run_id)

@@ -80,7 +80,8 @@ class Metrics:
                 self.weights[name] += gradient.weight
             if taken := (_TAKEN | said.keys() | gradient.metrics.keys()) & gradient.logged.keys():
                 raise ValueError(f"{', '.join(sorted(taken))} was logged, which is the name of a column of the run's: choose another")
-            self.logged = add_logged(self.logged, gradient.logged)
+            if gradient.logged:
+                self.logged = add_logged(self.logged, gradient.logged)
             self.spend(gradient.seconds)
             self.count(gradient.counts)
         self.gradient_lags += lags

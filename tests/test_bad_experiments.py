@@ -41,7 +41,7 @@ FILES = [
     (5, "algorithm: {name: impala, entropy_cost: four}", ["bad.yaml:5  algorithm.entropy_cost: expected a number, got 'four' (str)"]),
     (5, "algorithm: {name: impala, discount: 1.5}", ["bad.yaml:5  algorithm.discount: must be less than or equal to 1, got 1.5"]),
     (5, "algorithm: {name: impala, entropy_cost: {linear: [0.1, -1]}}", ["bad.yaml:5  algorithm.entropy_cost: must be greater than or equal to 0, got -1.0"]),
-    (5, "algorithm: {name: impala, reward: cliped}", ["bad.yaml:5  algorithm.reward: expected one of none, clip, sign, soft_asymmetric, soft_asymmetric_paper, got 'cliped'"]),
+    (5, "algorithm: {name: impala, reward: cliped}", ["bad.yaml:5  algorithm.reward: expected one of none, clip, sign, soft_asymmetric, soft_asymmetric_paper, normalized, got 'cliped'"]),
     (5, "algorithm: {name: impla}", ["bad.yaml:5  algorithm.name: no algorithm is called 'impla'; did you mean 'impala'?"]),
     (5, "algorithm: {discount: 0.9}", ["bad.yaml:5  algorithm: missing name; known are a2c, impala, ppo"]),
     (5, "algorithm: {name: nowhere:Mine}", ["bad.yaml:5  algorithm.name: cannot import 'nowhere' for 'nowhere:Mine': No module named 'nowhere'; it is looked for beside the experiment file and on sys.path"]),

@@ -188,7 +188,7 @@ def test_eval_as_json_prints_one_object_and_nothing_else(modrl, finished):
     status, out, err = modrl("eval", finished[0], "--episodes", 3, "--json")
     said = json.loads(out)
     assert (status, err) == (0, "")
-    assert said.keys() == {"episodes", "mean_return", "returns", "lengths"}
+    assert said.keys() == {"episodes", "mean_return", "returns", "lengths", "seeds"}
     assert said["episodes"] == len(said["returns"]) == len(said["lengths"]) == 3
     assert said["mean_return"] == sum(said["returns"]) / 3
 

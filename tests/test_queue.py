@@ -30,8 +30,8 @@ GRACE = 30.0
 """Seconds within which a run has to have stopped with a checkpoint."""
 
 
-def queued(folder, kills, seed, patience=900):
-    """Starts `modrl train` until it says that it is done, and kills it so often at random moments; the exit statuses."""
+def queued(folder, kills, seed, total, patience=900):
+    """Starts `modrl train` until it says that it is done, after `total` rows; kills it so often at random moments. The exit statuses."""
     command = [sys.executable, "-m", "modrl", "train", "run.yaml", "--run-dir", "run", "--resume"]
     chance, statuses, deadline = random.Random(seed), [], time.monotonic() + patience
     sent = [SIGNALS[i % 3] for i in range(kills)]
@@ -43,7 +43,7 @@ def queued(folder, kills, seed, patience=900):
         )  # fmt: skip
         if sent:
             rows = len(table(folder / "run")) if (folder / "run" / "metrics.csv").exists() else 0
-            enough = rows + chance.randrange(1, 40)
+            enough = rows + chance.randrange(1, total // (kills + 1))
             while process.poll() is None and (not (folder / "run" / "metrics.csv").exists() or len(table(folder / "run")) < enough):
                 time.sleep(0.02)
             number = sent.pop()
@@ -71,7 +71,7 @@ def test_a_killed_and_queued_run_ends_as_the_straight_one(scheme, kills, tmp_pat
         "scheme": SCHEMES[scheme],
     }  # fmt: skip
     (tmp_path / "run.yaml").write_text(to_yaml(settings))
-    statuses = queued(tmp_path, kills, seed=kills)
+    statuses = queued(tmp_path, kills, seed=kills, total=settings["steps"] // 40)
     assert len(statuses) == kills + 1
     Experiment.from_dict(settings).run(tmp_path / "straight")
     one, other = state_of(tmp_path / "run"), state_of(tmp_path / "straight")

@@ -43,7 +43,7 @@ class Component:
     def log(self, name: str, value: Any) -> None:
         """Logs a number, or a tensor of one: the metrics' column `name` is the mean of all that is logged between two rows, on all workers."""
         total, count = self.__dict__.setdefault("logged", {}).get(name, (0.0, 0))
-        self.logged[name] = total + float(value), count + 1
+        self.logged[name] = total + float(value.detach() if hasattr(value, "detach") else value), count + 1
 
     class Config(Settings):
         """The settings of a component; `build` makes the component itself."""
@@ -227,10 +227,9 @@ def with_article(noun: str) -> str:
 def take_logged(components: Iterable[Component]) -> dict[str, tuple[float, int]]:
     """What these components logged since this was last asked: sums and numbers by name."""
     taken: dict[str, tuple[float, int]] = {}
-    for component in components:
-        if logged := component.__dict__.get("logged"):
-            taken = add_logged(taken, logged)
-            logged.clear()
+    for component in [component for component in components if "logged" in component.__dict__]:
+        taken = add_logged(taken, component.logged)
+        component.logged.clear()
     return taken
 
 

@@ -226,11 +226,15 @@ class GradientWorker:
         if not math.isfinite(global_norm(tensors)):
             raise self._not_finite("the gradient is not finite", weights)
         weight = int(loss.valid.sum())
-        statistics, self._measured = added(self._measured, loss.statistics), {}
+        statistics = loss.statistics
+        if self._measured:
+            statistics, self._measured = added(self._measured, statistics), {}
         news, self._news = self._news, _News()
         news.counts.update(self.collection.counts())
         self.stages.lap("loss")
-        logged = add_logged(news.logged, take_logged(self._speakers))
+        logged = take_logged(self._speakers)
+        if news.logged:
+            logged = add_logged(news.logged, logged)
         seconds = add(news.seconds, self.stages.take(), self.collection.seconds())
         return Gradient(
             {loss.optimizer: tensors}, weight, weights.version, news.env_steps, self._yielded == self.algorithm.num_losses,
