@@ -35,7 +35,8 @@ SHORTER = {
     "video.md": {"steps: 100e3": "steps: 1024", "every: 20e3": "every: 1024", "steps=10e3": "steps=1024"},
     "wrong_numbers.md": {"steps: 50e3": "steps: 10e3"},
     "metrics.md": {"steps: 50e3": "steps: 5120", "every: 5e3": "every: 1024"},
-    "reproduce.md": {"steps: 100e3": "steps: 2048"},
+    "normalise.md": {"steps: 100e3": "steps: 4096", "every: 20e3": "every: 4096"},
+    "reproduce.md": {"steps: 100e3": "steps: 2048", "steps=200e3": "steps=2048"},
 }
 SIGNALLING = """\
 #!{python}
