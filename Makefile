@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo test test-slow bench-check lint format clean
+.PHONY: help demo test test-slow bench-check lint docs format clean
 
 help:
 	@echo "make demo         train one agent under three schemes, about two minutes"
@@ -13,12 +13,13 @@ help:
 	@echo "make test-slow    the tests that take minutes"
 	@echo "make bench-check  whether a hot loop costs more than it did, under a minute"
 	@echo "make lint         style and types"
+	@echo "make docs         the documentation site, into site/"
 	@echo "make format       lay the code out"
 	@echo "make clean        delete the environment and all caches; runs are kept"
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,docs]'
 	@touch $@
 
 demo: $(INSTALLED)
@@ -38,10 +39,13 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(INSTALLED)  # not --quiet: a warning that is not shown is not counted
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -21,6 +21,7 @@ from modrl.scheme.presets import presets
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+ALL = [*PAGES, *sorted(page for page in (ROOT / "docs").rglob("*.md") if page not in PAGES)]
 README = PAGES[0].read_text("utf-8")
 
 
@@ -134,14 +135,14 @@ def test_commands_that_are_shown_parse(folder, monkeypatch, page, words):
         assert given["name"] in presets()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", ALL, ids=lambda page: page.name)
 def test_make_targets_that_are_shown_exist(page):
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     text = page.read_text("utf-8")
     assert {words[1] for words in commands(text, "make")} | set(re.findall(r"`make ([\w-]+)`", text)) <= set(targets)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", ALL, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
         assert target.startswith("https://") or (page.parent / target).exists(), target
@@ -165,7 +166,7 @@ def test_yaml_in_the_docs_can_be_laid_over_an_experiment(page, folder):
             raise AssertionError(f"{page.name}: {data}") from error
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", ALL, ids=lambda page: page.name)
 def test_python_that_is_shown_is_python(page):
     for block in blocks(page.read_text("utf-8"), "python"):
         compile(block, page.name, "exec")

@@ -36,9 +36,9 @@ def vtrace(
 ) -> VTrace:
     """Off-policy targets and advantages [T, B] (Espeholt et al., 2018, eq. 1 and section 4.2; lambda_ as in its remark 2).
 
-    delta[t] = min(rho_clip, rho[t]) * (r[t] + g[t] * V'[t] - V[t])
-    vs[t] - V[t] = delta[t] + g[t] * lambda_ * min(c_clip, rho[t]) * (vs[t+1] - V[t+1])
-    adv[t] = min(pg_rho_clip, rho[t]) * (r[t] + g[t] * (lambda_ * vs[t+1] + (1 - lambda_) * V'[t]) - V[t])
+        delta[t] = min(rho_clip, rho[t]) * (r[t] + g[t] * V'[t] - V[t])
+        vs[t] - V[t] = delta[t] + g[t] * lambda_ * min(c_clip, rho[t]) * (vs[t+1] - V[t+1])
+        adv[t] = min(pg_rho_clip, rho[t]) * (r[t] + g[t] * (lambda_ * vs[t+1] + (1 - lambda_) * V'[t]) - V[t])
 
     with rho = pi / mu, g the discounts and V' the next values. At a cut the second line has no second term and the third
     continues with V'[t]. With three equal clips adv = vs - V.

@@ -83,6 +83,7 @@ class Algorithm(Component, ABC, kind="algorithm"):
 
     class Config(Component.Config):
         discount: float = Field(0.99, ge=0, le=1)
+        """What a reward is worth one step earlier; gamma."""
         reward: RewardForm = "none"
         """What the learner makes of the raw reward."""
         reduction: Reduction = "mean"

@@ -32,7 +32,9 @@ class PolicyGradient(Algorithm):
 
     class Config(Algorithm.Config):
         entropy_cost: float = Field(0.01, ge=0)
+        """Weight of the policy's entropy, which is rewarded."""
         value_cost: float = Field(0.5, ge=0)
+        """Weight of half the squared error of the values."""
         normalize_advantages: bool = False
         """Give the advantages mean 0 and standard deviation 1 over the steps of a loss: over each worker's share alone."""
 

@@ -32,6 +32,7 @@ class PPO(PolicyGradient, name="ppo"):
         value_clip: float | None = Field(None, gt=0)
         """How far the values may move per batch and still be rewarded for it; null: freely."""
         epochs: int = Field(4, ge=1)
+        """Passes over each batch."""
         minibatches: int = Field(4, ge=1)
         """Per epoch."""
         lambda_: float = Field(0.95, ge=0, le=1)
