@@ -68,6 +68,16 @@ def _sigterm_kept() -> Iterator[None]:
             signal.signal(signal.SIGTERM, handler)  # from Ray's native code, which has one of its own
 
 
+@contextlib.contextmanager
+def _deaf_to_warnings() -> Iterator[None]:
+    """Processes that are started meanwhile do not hear SIGUSR1, which a queue sends to all of a job: Ray's own would die of it at once."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def check_address(address: str) -> None:
     """Refuses at once where nothing answers: Ray itself would try for minutes, deaf to signals.
 
@@ -102,7 +112,7 @@ class Cluster:
         with contextlib.suppress(KeyError):
             del os.environ["RAY_ADDRESS"]  # the experiment's file decides
         try:
-            with _sigterm_kept():
+            with _sigterm_kept(), _deaf_to_warnings():
                 ray.init(**options)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise BadInput(
