@@ -24,16 +24,15 @@ from modrl import Experiment
 SEEDS = range(1, 6)
 POINTS = 10
 T_95 = 2.776  # Student's t for five seeds
+SEEING = {"name": "actor_critic", "torso": {"name": "shallow", "standardize": True}, "init": "orthogonal"}
 TASKS: dict[str, dict[str, Any]] = {
     "catch": {
-        "steps": 150_000, "envs": {"name": "gym", "id": "modrl/Catch-v0", "count": 16, "kwargs": {"size": 20}},
-        "actor": {"name": "actor_critic", "torso": "shallow", "init": "orthogonal"},
-        "algorithm": {"name": "impala", "reduction": "mean", "entropy_cost": 0.01}, "optimizer": {"name": "adam", "lr": 5e-4, "max_grad_norm": 0.5},
-        "storage": {"name": "fresh", "horizon": 20, "batch": 16},
+        "steps": 150_000, "envs": {"name": "gym", "id": "modrl/Catch-v0", "count": 16, "kwargs": {"size": 20}}, "actor": SEEING,
+        "algorithm": {"name": "ppo", "epochs": 3, "minibatches": 4, "entropy_cost": 0.01, "reward": "clip"},
+        "optimizer": {"name": "adam", "lr": 5e-4, "max_grad_norm": 0.5}, "storage": {"name": "fresh", "horizon": 40, "batch": 16},
     },
     "breakout": {
-        "steps": 400_000, "envs": {"name": "atari", "game": "breakout", "count": 8, "threads": 1},
-        "actor": {"name": "actor_critic", "torso": "shallow", "init": "orthogonal"},
+        "steps": 250_000, "envs": {"name": "atari", "game": "breakout", "count": 8, "threads": 1}, "actor": SEEING,
         "algorithm": {"name": "ppo", "epochs": 3, "minibatches": 4, "clip": 0.1, "entropy_cost": 0.01, "reward": "clip"},
         "optimizer": {"name": "adam", "lr": 5e-4, "eps": 1e-5, "max_grad_norm": 0.5}, "storage": {"name": "fresh", "horizon": 128, "batch": 8},
     },

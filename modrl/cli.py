@@ -112,7 +112,7 @@ def _title(scheme: Scheme.Config) -> str:
 @app.command(name="eval")
 def evaluate(
     run_dir: RunDirectory,
-    episodes: Annotated[int, typer.Option(min=1, help="whole episodes to play")] = 10,
+    episodes: Annotated[int, typer.Option(min=1, max=1_000_000, help="whole episodes to play")] = 10,
     sample: Annotated[bool, typer.Option("--sample", help="sample actions instead of taking the most likely one")] = False,
     video: Annotated[Path | None, typer.Option(help="a folder to record the episodes into")] = None,
     checkpoint: Annotated[str, typer.Option(help="the checkpoint's env steps, latest or best")] = "latest",
@@ -412,9 +412,10 @@ def main() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
+        from modrl.envs.member import EnvError
         from modrl.scheme.places.base import WorkerError
 
-        if not isinstance(error, (WorkerError, FloatingPointError, OSError)):
+        if not isinstance(error, (WorkerError, EnvError, FloatingPointError, OSError)):
             raise
         _fail(str(error), 1)
     sys.exit(0)

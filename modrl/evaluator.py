@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import functools
+import logging
+import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -20,6 +22,8 @@ from modrl.scheme.compute import State, use_torch_threads
 from modrl.scheme.parts import Parts
 from modrl.settings import Evaluation
 from modrl.video import recording
+
+logger = logging.getLogger(__name__)
 
 COLUMNS = ["env_steps", "task", "episode", "seed", "return", "length"]
 
@@ -45,6 +49,7 @@ class Evaluator:
         self.directory = directory
         self.policy = policy  # what a checkpoint of weights alone holds
         self.best: dict[str, Any] | None = None
+        self.owed = False  # whether an evaluation was begun and not ended
         self._actor: Actor | None = None
         self._running: tuple[Future[Score | None], Weights] | None = None
         self._stopping = threading.Event()
@@ -57,6 +62,7 @@ class Evaluator:
             Exception: what the environments raised.
         """
         self.wait()
+        self.owed = True
         play = functools.partial(self._play, weights, env_steps, lambda: stop() or self._stopping.is_set())
         future: Future[Score | None] = Future()
         self._running = future, weights
@@ -91,14 +97,30 @@ class Evaluator:
         if self._running is not None:
             self._running[0].exception()
 
+    @property
+    def _protocol(self) -> dict[str, Any]:
+        """What makes returns comparable."""
+        return {"episodes": self.settings.episodes, "greedy": self.settings.greedy, "seed": self.settings.seed}
+
+    def state(self) -> dict[str, Any]:
+        """Plain data to continue from."""
+        return {"best": self.best, "owed": self.owed}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continues from `state`; what was best by another protocol is not compared with."""
+        self.best, self.owed = state.get("best"), bool(state.get("owed"))
+        if self.best is not None and self.best.get("protocol") != self._protocol:
+            logger.warning("the run was evaluated otherwise before: which weights are best is asked anew")
+            self.best = None
+
     def cut(self, env_steps: int) -> None:
         """Drops what was written down past so many env steps."""
         path = self.directory.evaluations
         if path.exists():
-            with open(path, newline="", encoding="utf-8") as file:
-                header, *rows = list(csv.reader(file)) or [COLUMNS]
+            with open(path, newline="", encoding="utf-8", errors="replace") as file:
+                rows = list(csv.reader(file))
             kept = [row for row in rows if len(row) == len(COLUMNS) and row[0].isdecimal() and int(row[0]) <= env_steps]
-            write_whole(path, "".join(f"{','.join(row)}\n" for row in [header, *kept]))
+            write_whole(path, "".join(f"{','.join(row)}\n" for row in [COLUMNS, *kept]))
 
     def _play(self, weights: Weights, env_steps: int, stop: Callable[[], bool]) -> Score | None:
         """What these weights score; None: it was stopped."""
@@ -129,11 +151,14 @@ class Evaluator:
             for task, result in enumerate(score.results):
                 for number, (seed, reward, length) in enumerate(zip(result.seeds, result.returns, result.lengths, strict=True)):
                     writer.writerow([score.env_steps, task, number, seed, f"{reward:.7g}", length])
+        self.owed = False
         self._news = {"eval_return": score.mean_return, "eval/env_steps": score.env_steps, "eval/length": _mean_length(score.results)}
         if len(score.results) > 1:
             self._news |= {f"eval/task_{index}": result.mean_return for index, result in enumerate(score.results)}
-        if self.best is None or score.mean_return > self.best["eval_return"]:
-            self.best = {"env_steps": score.env_steps, "eval_return": score.mean_return}
+        if not math.isfinite(score.mean_return):
+            logger.warning("the evaluation at %d env steps returned %s: it cannot be the best", score.env_steps, score.mean_return)
+        elif self.best is None or score.mean_return > self.best["eval_return"]:
+            self.best = {"env_steps": score.env_steps, "eval_return": score.mean_return, "protocol": self._protocol}
             checkpoint.save(checkpoint.best_of(self.directory.checkpoints), {**self.policy(weights, score.env_steps), "evaluation": self.best})
 
 

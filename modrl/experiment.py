@@ -19,7 +19,7 @@ from typing import Any, Self
 import torch
 from pydantic import Field, field_validator, model_validator
 
-from modrl import agent, envs  # noqa: F401 (registers the components)
+from modrl import agent, checkpoint, envs  # noqa: F401 (registers the components)
 from modrl.agent.actors.base import Actor
 from modrl.agent.algorithms.base import Algorithm
 from modrl.agent.optimizers import Optimizer
@@ -274,19 +274,29 @@ class Experiment(Settings):
     def _begun(self, plan: Plan, directory: RunDir) -> Run:
         from modrl.tuning import tuned
 
-        experiment = self
+        experiment, plan = self, self._with_initial_weights(plan)
         if found := tuned(plan):
             experiment = self.replace(machine=found)
             plan = _on(plan, experiment.machine)
         return Run(plan, directory, directory.begin(to_yaml(experiment.to_dict()), import_folders(self)), resume=False)
+
+    def _with_initial_weights(self, plan: Plan) -> Plan:
+        """The plan with the other run's weights, where the experiment begins with them.
+
+        Raises:
+            BadInput: there are none, or they do not fit.
+        """
+        return plan if self.init_from is None else dataclasses.replace(plan, initial=initial_weights(self.init_from, plan.parts.make_actor()))
 
     def _resumed(self, plan: Plan, directory: RunDir) -> Run | None:
         with directory.locked():
             info = directory.read_info()
             found = {name: value for name, value in _measured(directory).items() if getattr(self.machine, name) is None}
             experiment = self.replace(machine=found) if found else self
+            if not checkpoint.found(directory.checkpoints):
+                plan = self._with_initial_weights(plan)
             run = Run(_on(plan, experiment.machine), directory, info, resume=True)
-            if run.done:
+            if run.finished:
                 directory.write_info(info | {"status": "finished", "ended": info["ended"] or now()})
                 return None
             warn_of_lost_changes(self, info.get("changes", []))
@@ -328,7 +338,6 @@ class Experiment(Settings):
         )  # fmt: skip
         algorithm: Algorithm = parts.make_algorithm()
         _try(algorithm.actor, first)
-        initial = None if self.init_from is None else initial_weights(self.init_from, algorithm.actor)
         if inference != "collector" and type(algorithm.actor).infer is Actor.infer:
             raise BadInput(
                 f"scheme.collection.inference: a server cannot ask {type(algorithm.actor).__name__}, which acts in one piece; "
@@ -340,7 +349,7 @@ class Experiment(Settings):
             parts, steps_per_round=self.steps_per_round(losses), max_staleness=self.scheme.collection.max_staleness,
             steps=self.steps, pacing=self._pacing(), env_restarts=self.scheme.faults.env_restarts, per_worker=self._per_worker(parts),
         )  # fmt: skip
-        return Plan(self.steps, parts, self.optimizer, self.scheme, self.evaluation, self.checkpoint, self.logging, action_repeat, losses, initial)
+        return Plan(self.steps, parts, self.optimizer, self.scheme, self.evaluation, self.checkpoint, self.logging, action_repeat, losses)
 
     def _pacing(self) -> tuple[float | None, float | None]:
         """The bounds on updates per env step as a gradient worker counts both: its own batches, and its own steps."""

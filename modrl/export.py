@@ -198,11 +198,18 @@ def _check(model: _Step, read: Read) -> None:
     """
     rng = np.random.default_rng(2)
     count = len(model.memory_names)
-    mine = theirs = model.example(rng)[len(model.inputs) - count :]
+    theirs = model.example(rng)[len(model.inputs) - count :]
+    memory = model.actor.initial_memory(model.batch)
     for step in range(STEPS):
         given = model.example(rng)[: len(model.inputs) - count]
-        one, other = model(*given, *mine), list(read([*given, *theirs]))
+        named = dict(zip(model.inputs, given, strict=False))
+        obs = _tree(model.actor.observation_space, given[: len(model.paths)])
+        acted = model.actor.act(obs, named["first"], memory._replace(last_reward=named.get("reward", memory.last_reward)), None, True)
+        memory = acted.memory
+        after = {"state": memory.state, "last_action": memory.last_action if model.actor.last_action else ()}
+        action = tree_map(lambda x: torch.from_numpy(np.array(x)), model.actor.to_env(acted.action))
+        one, other = [*leaves(action), *leaves(after)], list(read([*given, *theirs]))
         for name, x, y in zip(model.outputs, one, other, strict=True):
             if x.shape != y.shape or not torch.allclose(x.double(), y.double(), rtol=TOLERANCE, atol=TOLERANCE):
                 raise BadInput(f"the exported file acts otherwise than the policy: {name} in step {step}; it was not kept")
-        mine, theirs = list(one[len(one) - count :]), other[len(other) - count :]
+        theirs = other[len(other) - count :]

@@ -77,7 +77,11 @@ def _tensorboard(folder: Path, env_steps: int) -> Iterator[Board]:
 def _remembered(directory: RunDir, name: str, new: Callable[[], str]) -> str:
     """The run's identity at a service, the same when it is resumed."""
     path = directory.path / "loggers.json"
-    known: dict[str, str] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    try:
+        known: dict[str, str] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        assert isinstance(known, dict)
+    except (ValueError, AssertionError):
+        raise BadInput(f"{path} is damaged: mend it, or move it away to go on as a new run at the service") from None
     if name not in known:
         known[name] = new()
         write_whole(path, json.dumps(known, indent=2) + "\n")

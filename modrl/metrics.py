@@ -25,6 +25,8 @@ COLUMNS = (
     "policy_lag_mean", "policy_lag_max", "gradient_lag_mean", "gradient_lag_max", "learning_rate", "eval_return",
 )  # fmt: skip
 _TAKEN = frozenset(COLUMNS)
+RESERVED = ("episode/", "eval/", "faults/", "inference/", "loss/", "symptoms/", "time/")
+"""Beginnings of columns that are the run's own."""
 WINDOW = 100
 """Finished episodes that `episode_return` is the mean of."""
 
@@ -78,9 +80,10 @@ class Metrics:
             for name, value in gradient.metrics.items():
                 self.sums[name] += value
                 self.weights[name] += gradient.weight
-            if taken := (_TAKEN | said.keys() | gradient.metrics.keys()) & gradient.logged.keys():
-                raise ValueError(f"{', '.join(sorted(taken))} was logged, which is the name of a column of the run's: choose another")
             if gradient.logged:
+                own = _TAKEN | said.keys() | gradient.metrics.keys()
+                if twice := sorted(name for name in gradient.logged if name in own or name.startswith(RESERVED)):
+                    raise BadInput(f"{', '.join(twice)} was logged, which is the name of a column of the run's: choose another")
                 self.logged = add_logged(self.logged, gradient.logged)
             self.spend(gradient.seconds)
             self.count(gradient.counts)

@@ -12,7 +12,7 @@ from gymnasium.vector.utils import batch_space
 
 from modrl import checkpoint, spaces
 from modrl.agent.actors.base import Actor, Memory
-from modrl.envs.spaces import misfit
+from modrl.envs.spaces import adopted, misfit
 from modrl.evaluation import Result, evaluate
 from modrl.experiment import Experiment
 from modrl.messages import Tree
@@ -45,8 +45,8 @@ class Policy:
         Raises:
             ValueError: the count is not a positive number.
         """
-        if count is not None and count < 1:
-            raise ValueError(f"expected the number of environments to act for, got {count}")
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+            raise ValueError(f"expected the number of environments to act for, got {count!r}")
         self._single = count is None
         self._space = self.actor.observation_space if count is None else batch_space(self.actor.observation_space, count)
         self._first = torch.ones(count or 1, dtype=torch.bool)
@@ -63,10 +63,13 @@ class Policy:
         """
         if (text := misfit(self._space, obs)) is not None:
             raise ValueError(f"not an observation of this policy's environment: {text}")
-        if first is not None and not self._single:
+        if first is not None and self._single:
+            raise ValueError("first: is for batches; without reset(count), reset() says that an episode begins")
+        if first is not None:
             self._first |= torch.as_tensor(np.array(self._sized(first, "first")), dtype=torch.bool)
         rewards = torch.tensor(np.array(self._sized(reward, "reward"), np.float32))
-        batch = tree_map(lambda x: torch.from_numpy(_supported(x)[None] if self._single else _supported(x)), obs)
+        arrays = adopted(self.actor.observation_space, obs)
+        batch = tree_map(lambda x: torch.from_numpy(x[None] if self._single else x), arrays)
         step = self.actor.act(batch, self._first, self._memory._replace(last_reward=rewards), self.generator, greedy)
         self._memory, self._first = step.memory, torch.zeros_like(self._first)
         action = self.actor.to_env(step.action)
@@ -78,11 +81,6 @@ class Policy:
             return np.broadcast_to(np.asarray(value), size)
         except ValueError:
             raise ValueError(f"{name}: expected {size} of them, one for each environment, got shape {np.shape(value)}") from None
-
-
-def _supported(value: Any) -> np.ndarray:
-    array = np.asarray(value)
-    return array.astype(np.float32) if array.dtype == np.float64 else np.array(array)
 
 
 def load(run_dir: str | Path, checkpoint: str | int = "latest") -> Policy:

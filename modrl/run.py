@@ -80,13 +80,14 @@ class Run:
         storage = plan.parts.storage
         self._storage = [public_name(storage.owner), storage.horizon]  # what workers' states are of
         self._resumed = resume
+        self._best: dict[str, Any] | None = None  # of the run so far, where it is not evaluated any more
         self.other_settings: list[str] = []  # that differ from those of the run so far
         self._begins_with = plan.initial
         self._workers = self._find_checkpoint() if resume else None
         if self._begins_with is not None:
             self.updater.optimizers.begin_with(self._begins_with)
         self._profile: Profile | None = None
-        self._symptoms = Symptoms(plan.parts.action_space)
+        self._symptoms = Symptoms(plan.parts.action_space, {entry["symptom"] for entry in info.get("symptoms", [])})
 
     def _find_checkpoint(self) -> list[Any] | None:
         """Continues from the newest whole checkpoint, and gives its workers' states; damaged ones are put aside, rows past it dropped."""
@@ -107,8 +108,9 @@ class Run:
             logger.warning("skipping a damaged checkpoint, now %s", checkpoint.put_aside(path))
         self.metrics.restore(found.tree["metrics"])
         if self.evaluator is not None:
-            self.evaluator.best = found.tree.get("best")
+            self.evaluator.restore(found.tree)
             self.evaluator.cut(self.updater.env_steps)
+        self._best = found.tree.get("best")
         self.file.cut(self.updater.updates)
         workers: list[Any] | None = found.tree["workers"]
         storage = found.tree.get("storage", self._storage)
@@ -121,6 +123,11 @@ class Run:
     def done(self) -> bool:
         """Whether all steps are done."""
         return self.updater.env_steps >= self.plan.steps
+
+    @property
+    def finished(self) -> bool:
+        """Whether all steps are done, and all evaluations."""
+        return self.done and (self.evaluator is None or not self.evaluator.owed)
 
     def stream(self) -> Generator[Row, None, None]:
         """Trains, row by row.
@@ -202,6 +209,8 @@ class Run:
             clock, stages = _Clock(self.plan, self.updater.env_steps), self.plan.parts.stages("updater")
             weights = self.updater.weights()
             self.metrics.start(self.updater.env_steps)
+            if self.evaluator is not None and self.evaluator.owed:  # the one that the run was stopped in
+                self.evaluator.begin(self._learned(weights), self.updater.env_steps, lambda: bool(interrupt))
             while not self.done and not interrupt:
                 gradients = self.group.pull(weights)
                 self.metrics.count(self.group.counts())
@@ -213,16 +222,19 @@ class Run:
                 self._trace(gradients, stages)
                 for gradient in gradients:
                     self._heed(gradient.events)
-                if not self.metrics.open and not self.done and not interrupt and clock.row.due(self.updater.env_steps):
-                    yield self._row(weights, clock, board, interrupt)
-                if clock.checkpoint.due(self.updater.env_steps):
+                if self.metrics.open or self.done or interrupt:  # in mid-batch; or the end follows
+                    continue
+                evaluates, due = clock.evaluates(self.updater.env_steps), clock.row.due(self.updater.env_steps)
+                if evaluates or due:
+                    yield self._row(weights, evaluates, board, interrupt)
+                if not interrupt and clock.checkpoint.due(self.updater.env_steps):
                     weights = self._finish(weights)
                     self._save(weights)
             weights = self._finish(weights)
-            if self.updater.version and (self.metrics.gradient_lags or not self.last_row):
-                yield self._row(weights, clock, board, interrupt, last=True)
+            if self.updater.version and (self.metrics.gradient_lags or not (self.last_row or self._resumed)):
+                yield self._row(weights, True, board, interrupt, last=True)
             path = self._save(weights)
-            if interrupt.signal is not None and not self.done:
+            if interrupt.signal is not None and not self.finished:
                 self._end("interrupted")
                 raise Interrupted(interrupt.signal, path)
             self._end("finished")
@@ -249,10 +261,10 @@ class Run:
         self.updater.optimizers.restore(to_torch(self.group.ask(0, "learned")))
         return self.updater.learned()
 
-    def _row(self, weights: Weights, clock: _Clock, board: Callable[[Row], None], interrupt: Interrupt, last: bool = False) -> Row:
+    def _row(self, weights: Weights, evaluates: bool, board: Callable[[Row], None], interrupt: Interrupt, last: bool = False) -> Row:
         row = self.metrics.row(self.updater.env_steps, self.updater.updates)
         if self.evaluator is not None:
-            if (clock.evaluation.due(self.updater.env_steps) or last) and not interrupt:
+            if evaluates and not interrupt:
                 self.evaluator.begin(self._learned(weights), self.updater.env_steps, lambda: bool(interrupt))
             if last:
                 self.evaluator.wait()
@@ -297,11 +309,11 @@ class Run:
             return None
         workers = None if weights is None else self.group.call("state", [self.plan.checkpointing.storage] * len(self.group.workers))
         path = checkpoint.path_of(self.directory.checkpoints, self.updater.env_steps)
-        if self.evaluator is not None:
+        if self.evaluator is not None and weights is not None:  # after a failure nothing is waited for
             self.evaluator.wait()
         tree = {
             "updater": self.updater.state(), "metrics": self.metrics.state(), "workers": workers, "storage": self._storage,
-            "spaces": self._spaces(), "best": self.evaluator and self.evaluator.best,
+            "spaces": self._spaces(), **({"best": self._best, "owed": False} if self.evaluator is None else self.evaluator.state()),
         }  # fmt: skip
         checkpoint.save(path, tree)
         checkpoint.keep_newest(self.directory.checkpoints, self.plan.checkpointing.keep)
@@ -353,7 +365,11 @@ class _Clock:
     def __init__(self, plan: Plan, env_steps: int) -> None:
         self.row = Ticker(plan.logging.every, env_steps)
         self.checkpoint = Ticker(plan.checkpointing.every, env_steps)
-        self.evaluation = Ticker(plan.evaluation.every if plan.evaluation else None, env_steps)
+        self.evaluation = Ticker(plan.evaluation.every, env_steps) if plan.evaluation else None
+
+    def evaluates(self, env_steps: int) -> bool:
+        """Whether an evaluation is due."""
+        return self.evaluation is not None and self.evaluation.due(env_steps)
 
 
 @contextlib.contextmanager

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
+from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from modrl.config import Settings
 
@@ -15,9 +17,9 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?) ?(s|sec|min|h|d)")
 
 
 def _interval(value: object) -> int | str:
-    if isinstance(value, str) and _DURATION.fullmatch(value):
+    if isinstance(value, str) and (match := _DURATION.fullmatch(value)) and float(match[1]) > 0:
         return value
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 1 and value == int(value):
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 1 <= value < math.inf and value == int(value):
         return int(value)
     raise ValueError(f"expected env steps (1e6) or a duration (30s, 10min, 2h), got {value!r} ({type(value).__name__})")
 
@@ -34,7 +36,7 @@ class Evaluation(Settings):
     """Periodic evaluation, in environments of its own."""
 
     every: Interval = Field(1_000_000)
-    episodes: int = Field(10, ge=1)
+    episodes: int = Field(10, ge=1, le=1_000_000)
     greedy: bool = True
     """Whether the most likely action is taken rather than a sampled one."""
     seed: int = Field(0, ge=0)
@@ -48,7 +50,7 @@ class Evaluation(Settings):
 class InitFrom(Settings):
     """The weights that a run begins with: those of what acts, from another run."""
 
-    run: str
+    run: Annotated[str, AfterValidator(lambda path: str(Path(path).absolute()))]
     """Its directory."""
     checkpoint: str | int = "latest"
     """Env steps, latest or best."""

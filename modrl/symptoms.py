@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import gymnasium
@@ -40,11 +40,11 @@ TEXTS = {
 
 
 class Symptoms:
-    """Tells what a run's rows show, once each. `told` is what was told, for run.json."""
+    """Tells what a run's rows show, once each; `told`: what was told by earlier processes of it."""
 
-    def __init__(self, action_space: gymnasium.Space) -> None:
+    def __init__(self, action_space: gymnasium.Space, told: Iterable[str] = ()) -> None:
         self.uniform = _uniform_entropy(action_space)
-        self.told: set[str] = set()
+        self.told = set(told)
         self._seen = Counter[str]()
 
     def look(self, row: Row, returns: list[float], progress: float) -> list[dict[str, Any]]:

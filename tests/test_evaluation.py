@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -16,6 +18,8 @@ from modrl.config import BadInput
 from modrl.envs.member import EnvError
 from modrl.envs.toy import Toy
 from modrl.evaluation import episode_seeds, evaluate
+from modrl.evaluator import Evaluator
+from modrl.interrupt import Interrupted
 from modrl.policy import play
 from modrl.rundir import RunDirError
 from tests.runs import assert_equal_weights, small, state_of, table, trained, weights_of
@@ -339,7 +343,9 @@ def test_an_environment_that_fails_in_an_evaluation_ends_the_run(background, tmp
     experiment = small(envs=envs, evaluation={"every": 400, "episodes": 3, "background": background})
     experiment.run(tmp_path / "whole")
     with pytest.raises(EnvError, match="fell over"):
-        small(envs={**envs, "max_episode_steps": 50}, evaluation={"every": 40, "episodes": 3, "background": background}).run(tmp_path / "fails")
+        small(envs={**envs, "max_episode_steps": 50}, steps=40, evaluation={"every": 40, "episodes": 3, "background": background}).run(
+            tmp_path / "fails"
+        )
 
 
 def test_the_best_weights_are_kept_however_the_run_goes_on(tmp_path):
@@ -374,6 +380,57 @@ def test_a_resumed_run_knows_the_best_so_far_and_writes_no_evaluation_twice(tmp_
     assert [row for row in evaluations(tmp_path / "resumed") if row["env_steps"] != "440"] == straight
     for name in ("resumed", "earlier"):
         assert modrl.load(tmp_path / name, checkpoint="best").env_steps == modrl.load(tmp_path / "straight", checkpoint="best").env_steps
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_an_evaluation_that_is_stopped_is_made_when_the_run_goes_on(after, tmp_path, monkeypatch):
+    """Of 400, of 600, and of the end: the rest is as if nothing had happened."""
+    settings = {"envs": {"name": "gym", "id": "CartPole-v1", "count": 8}, "evaluation": {"every": 400, "episodes": 3}, "steps": 1000}
+    small(**settings).run(tmp_path / "straight")
+    play_task, begun = Evaluator._play_task, []
+
+    def stopped(self, index, config, env_steps, stop):
+        begun.append(env_steps)
+        if len(begun) == after:
+            signal.raise_signal(signal.SIGTERM)
+        return play_task(self, index, config, env_steps, stop)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluator, "_play_task", stopped)
+        with pytest.raises(Interrupted):
+            small(**settings).run(tmp_path / "run")
+    small(**settings).run(tmp_path / "run", resume=True)
+    assert evaluations(tmp_path / "run") == evaluations(tmp_path / "straight")
+    assert [row["env_steps"] for row in table(tmp_path / "run")] == [row["env_steps"] for row in table(tmp_path / "straight")]
+    assert modrl.load(tmp_path / "run", checkpoint="best").env_steps == modrl.load(tmp_path / "straight", checkpoint="best").env_steps
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
+
+
+def test_an_evaluation_is_due_where_no_row_is(tmp_path):
+    small(logging={"tensorboard": False, "every": 400}, evaluation={"every": 160, "episodes": 2}).run(tmp_path)
+    rows = table(tmp_path)
+    assert [row["env_steps"] for row in rows if row["eval_return"] is not None] == [160, 320, 480, 640, 800]
+    assert [row["env_steps"] for row in rows] == [160, 320, 400, 480, 640, 800]
+
+
+@pytest.mark.parametrize("every", [40, 70, 10_000])
+def test_checkpoints_leave_rows_and_evaluations_where_they_are(every, tmp_path):
+    small(algorithm={"name": "ppo", "reward": "none"}, checkpoint={"every": every, "keep": 99}, evaluation={"every": 160, "episodes": 2}).run(
+        tmp_path
+    )
+    rows = table(tmp_path)
+    assert [row["env_steps"] for row in rows] == list(range(40, 801, 40))
+    assert [row["env_steps"] for row in rows if row["eval_return"] is not None] == [160, 320, 480, 640, 800]
+
+
+def test_the_best_by_another_protocol_is_not_compared_with(tmp_path, caplog):
+    envs = {"name": "gym", "id": "CartPole-v1", "count": 8}
+    small(envs=envs, evaluation={"every": 80, "episodes": 3, "greedy": False}, steps=400).run(tmp_path)
+    small(envs=envs, steps=440).run(tmp_path, resume=True)  # without any
+    assert state_of(tmp_path)["best"] is not None
+    small(envs=envs, evaluation={"every": 80, "episodes": 3}, steps=480).run(tmp_path, resume=True)
+    assert "evaluated otherwise before" in caplog.text
+    assert modrl.load(tmp_path, checkpoint="best").env_steps == 480
 
 
 def test_each_task_is_evaluated_and_the_return_is_their_mean(tmp_path):

@@ -10,6 +10,7 @@ import torch
 
 import modrl
 from modrl import export as module
+from modrl.agent.actors import ActorCritic
 from modrl.config import BadInput
 from modrl.export import export
 from tests.runs import small
@@ -92,6 +93,20 @@ def test_a_file_that_acts_otherwise_is_not_kept(run_dir, tmp_path, monkeypatch):
     with pytest.raises(BadInput, match="the exported file acts otherwise than the policy: action"):
         export(run_dir, tmp_path / "policy.pt")
     assert not list(tmp_path.iterdir())
+
+
+class Flips(ActorCritic, name="flips"):
+    """Takes the other action."""
+
+    def to_env(self, action):
+        return 4 - super().to_env(action)
+
+
+def test_an_actor_that_acts_in_a_way_of_its_own_is_found_out(tmp_path):
+    envs = {"name": "gym", "id": "tests.scheme.tiny:Anything", "count": 8, "kwargs": {"see": "vector", "do": "discrete"}}
+    small(envs=envs, actor={"name": "tests.test_export:Flips", "torso": "mlp"}, steps=40).run(tmp_path / "run")
+    with pytest.raises(BadInput, match="acts otherwise than the policy: action"):
+        export(tmp_path / "run", tmp_path / "policy.pt")
 
 
 def test_another_kind_of_file_is_refused(run_dir, tmp_path):

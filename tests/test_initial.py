@@ -57,6 +57,19 @@ def test_a_resumed_run_goes_on_with_its_own_weights(pretrained, tmp_path):
     assert_equal_weights(weights_of(trained(small(**settings), tmp_path / "run", resume=True)), weights_of(straight), 1e-6)
 
 
+def test_a_run_that_has_begun_does_not_need_the_other_any_more(pretrained, tmp_path):
+    shutil.copytree(pretrained, tmp_path / "source")
+    experiment = small(init_from=str(tmp_path / "source"))
+    experiment.replace(steps=400).run(tmp_path / "run")
+    shutil.rmtree(tmp_path / "source")
+    assert trained(experiment, tmp_path / "run", resume=True)["updater"]["env_steps"] == 800
+
+
+def test_the_directory_is_kept_as_an_absolute_one(pretrained, monkeypatch):
+    monkeypatch.chdir(pretrained.parent)
+    assert small(init_from="run").init_from.run == str(pretrained)
+
+
 def test_what_does_not_fit_is_named_before_anything_begins(pretrained, tmp_path):
     wider = {"name": "actor_critic", "torso": {"name": "mlp", "hidden": [32]}}
     with pytest.raises(BadInput, match=r"init_from: the weights of .* do not fit: .*\[16, 5\] there and \[32, 5\] here.*leave parts as they are"):

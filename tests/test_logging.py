@@ -95,7 +95,7 @@ def test_a_name_that_is_taken_is_refused(tmp_path):
     from modrl import Experiment
     from tests.runs import SMALL
 
-    for column in ("updates", "entropy", "grad_norm", "loss/value"):
+    for column in ("updates", "entropy", "grad_norm", "loss/value", "time/act", "eval/length"):
         with pytest.raises((ValueError, WorkerError), match=f"{column} was logged, which is the name of a column"):
             Experiment.from_dict({**SMALL, "algorithm": Taken.Config(reward="none", column=column)}).run(tmp_path / column.replace("/", "-"))
 

@@ -12,11 +12,12 @@ import torch
 
 import modrl
 from modrl.config import BadInput
-from modrl.messages import Weights
+from modrl.envs.toy import Toy
+from modrl.messages import Rollout, Weights
 from modrl.policy import play
 from modrl.scheme.compute import State
 from modrl.scheme.start import Site, start_collection
-from tests.runs import assert_equal_weights, small, table, trained, weights_of
+from tests.runs import assert_equal_weights, small, state_of, table, trained, weights_of
 from tests.scheme.tiny import counting, parts_of
 
 NORMAL = {"name": "actor_critic", "torso": {"name": "mlp", "hidden": [16]}, "normalize_observations": True, "popart": 0.01}
@@ -99,6 +100,39 @@ def test_an_evaluation_and_a_loaded_policy_use_the_statistics_and_leave_them_alo
     assert not torch.equal(normalizer.mean, torch.zeros(4))
 
 
+def test_filler_leaves_the_return_of_an_episode_as_it_is():
+    parts, _ = parts_of(envs=counting(1, n=99), algorithm={"name": "impala", "discount": 0.5, "reward": "normalized"})
+    collector = parts.collector(0)
+    shape = np.zeros((3, 1), np.float32)
+    rollout = Rollout(None, np.array([[1], [0], [0], [0]], bool), None, shape + 2, None, None, np.array([[True], [False], [True]]), None, None, {}, 0)
+    assert collector._discounted(rollout, 0.5).tolist() == [[2], [2], [3]]
+    collector.close()
+
+
+def test_all_losses_of_a_batch_see_the_same_statistics(tmp_path):
+    """PPO's first pass over a batch finds the policy that acted: ratios of 1."""
+    ppo = {"name": "ppo", "epochs": 2, "minibatches": 2, "reward": "none"}
+    far = {"name": "gym", "id": "tests.test_normalizing:FarAway", "count": 8}
+    settings = {"envs": far, "actor": NORMAL, "algorithm": ppo, "optimizer": {"name": "torch.optim:SGD", "lr": 0.0}}
+    small(**settings, steps=120).run(tmp_path)
+    assert table(tmp_path)[0]["kl"] == pytest.approx(0, abs=1e-6)
+    assert weights_of(state_of(tmp_path))["normalizer.parts.0.seen"][0] == 120
+
+
+def test_what_is_given_up_is_not_measured(tmp_path):
+    ppo = {"name": "ppo", "epochs": 4, "minibatches": 2, "reward": "none", "target_kl": 1e-12}
+    state = trained(small(actor=NORMAL, algorithm=ppo, steps=40, optimizer={"name": "adam", "lr": 0.1}), tmp_path)
+    moments = weights_of(state)["value.moments"]
+    assert moments[0] == pytest.approx(1 - 0.99 ** state["updater"]["updates"])
+    assert state["updater"]["updates"] < 8
+
+
+def test_a_run_without_statistics_cannot_go_on_with_them(tmp_path):
+    small(steps=80).run(tmp_path)
+    with pytest.raises(BadInput, match="there is no state of returns"):
+        small(algorithm={"name": "impala", "reward": "normalized"}).run(tmp_path, resume=True)
+
+
 def test_rewards_cannot_begin_to_be_normalized_in_mid_run(tmp_path):
     with small().stream(tmp_path) as stream:
         next(stream)
@@ -106,6 +140,18 @@ def test_rewards_cannot_begin_to_be_normalized_in_mid_run(tmp_path):
             stream.change("algorithm.reward", "normalized")
         next(stream)
     assert "changes" not in json.loads((tmp_path / "run.json").read_text())
+
+
+class FarAway(Toy):
+    """Observations of 900 to 1100; five steps."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def observe(self):
+        return self.np_random.uniform(900, 1100, 2).astype(np.float32)
+
+    def outcome(self, action):
+        return 1.0, self.t >= 5, False
 
 
 class Offset(gymnasium.ObservationWrapper):

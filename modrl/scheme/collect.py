@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -29,7 +29,7 @@ class Collector:
 
     `envs` stand side by side: where there are two, one steps while the actor acts for the other. With a `race` it stops early
     where enough others are done: the rest of its rollout is filler. With `stages` of a name it numbers its rollouts, from
-    `serial` on. With a `discount` it says of each step the discounted return that its episode has had so far, which rewards are scaled by.
+    `serial` on. With a `discount`, by progress, it says of each step the discounted return of its episode so far, which rewards are scaled by.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Collector:
         race: Race | None = None,
         stages: Stages | None = None,
         serial: int = 0,
-        discount: float | None = None,
+        discount: Callable[[float], float] | None = None,
     ) -> None:
         self.lanes: list[Lane] = []
         for part in envs:
@@ -95,7 +95,7 @@ class Collector:
             rollout = rollout._replace(logged=logged)
         self._check(rollout)
         if self.discount is not None:
-            rollout.behaviour["discounted_return"] = self._discounted(rollout, self.discount)
+            rollout.behaviour["discounted_return"] = self._discounted(rollout, self.discount(weights.progress))
         if self.stages.worker is None:
             self.stages.lap("record")
             return rollout._replace(seconds=self.stages.take())
@@ -115,8 +115,9 @@ class Collector:
     def _discounted(self, rollout: Rollout, discount: float) -> np.ndarray:
         """Of each step what its episode's rewards come to so far [T, B], earlier ones discounted: R[t] = discount * R[t-1] + r[t]."""
         found = np.empty(rollout.reward.shape, np.float32)
-        for step, (first, reward) in enumerate(zip(rollout.first, rollout.reward, strict=False)):
-            self.returns = np.where(first, 0.0, self.returns) * discount + reward
+        valid = np.ones_like(rollout.first[:-1]) if rollout.valid is None else rollout.valid
+        for step, (first, reward, counts) in enumerate(zip(rollout.first[:-1], rollout.reward, valid, strict=True)):
+            self.returns = np.where(counts, np.where(first, 0.0, self.returns) * discount + reward, self.returns)
             found[step] = self.returns
         return found
 

@@ -97,6 +97,8 @@ class Networks:
         Raises:
             ValueError: one is of another network; names the first parameter that differs.
         """
+        if missing := self._learning.keys() - learning.keys():
+            raise ValueError(f"there is no state of {', '.join(sorted(missing))}")
         self._acting.load(acting)
         for name, state in self._learning.items():
             state.load(learning[name])

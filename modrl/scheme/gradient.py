@@ -227,7 +227,7 @@ class GradientWorker:
             raise self._not_finite("the gradient is not finite", weights)
         weight = int(loss.valid.sum())
         statistics = loss.statistics
-        if self._measured:
+        if self._measured and self._yielded == self.algorithm.num_losses:  # all losses of a batch see the same statistics
             statistics, self._measured = added(self._measured, statistics), {}
         news, self._news = self._news, _News()
         news.counts.update(self.collection.counts())

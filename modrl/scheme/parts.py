@@ -163,7 +163,7 @@ class Parts:
         return Collector(
             envs=self.make_envs(number, attempts), actor=actor, horizon=self.storage.horizon, generator=chance,
             compute=compute, race=race, stages=self.stages(f"collector {number}"), serial=(number * 1000 + sum(attempts)) * 10_000_000,
-            discount=self.algorithm.at(0.0).discount if self.algorithm.reward == "normalized" else None,
+            discount=(lambda progress: float(self.algorithm.at(progress).discount)) if self.algorithm.reward == "normalized" else None,
         )  # fmt: skip
 
     def make_envs(self, number: int, attempts: Attempts = ()) -> list[Envs]:

@@ -118,10 +118,12 @@ class Algorithm(Component, ABC, kind="algorithm"):
         """Goes on with other settings, of which none that is fixed differs.
 
         Raises:
-            ValueError: rewards begin or cease to be normalised.
+            ValueError: rewards begin or cease to be normalised, or are by another discount.
         """
         if (config.reward == "normalized") != (self.returns is not None):
             raise ValueError("algorithm.reward: cannot become or cease to be normalized in mid-run, which begins with no statistics")
+        if self.returns is not None and config.discount != self.scheduled.discount:
+            raise ValueError("algorithm.discount: cannot change in mid-run while rewards are normalized by the returns that it discounts")
         self.scheduled = config
         self.config = config.at(progress)
         self._changes = self.config is not config

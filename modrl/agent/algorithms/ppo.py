@@ -58,7 +58,7 @@ class PPO(PolicyGradient, name="ppo"):
                 # The number of losses may not depend on the data: what is given up is yielded with nothing valid.
                 loss = self.loss(_one_column(minibatch) if given_up else minibatch)
                 given_up = given_up or self._too_far(loss)
-                yield loss._replace(valid=torch.zeros_like(loss.valid)) if given_up else loss
+                yield loss._replace(valid=torch.zeros_like(loss.valid), statistics={}) if given_up else loss
 
     def with_targets(self, batch: Batch) -> Batch:
         """The batch with advantages, returns and values of these weights beside what the acting policy said."""
