@@ -98,7 +98,7 @@ def test_what_was_planted_is_told_with_both_figures_and_the_remedy(check, writte
 def test_the_same_code_costs_the_same_again_and_passes(check, written, capsys):
     again = {name: check.figures(name) for name in QUICK}
     for loop, figures in written["loops"].items():
-        assert again[loop] == {name: pytest.approx(value, rel=0.01 if "bytes" in name else 0) for name, value in figures.items()}
+        assert again[loop] == {name: pytest.approx(value, rel=0, abs=check.SLACK_BYTES if "bytes" in name else 0) for name, value in figures.items()}
     assert check.report(written, again) == 0
     assert "allowed" not in capsys.readouterr().out
 
