@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 TOLERANCE = 0.02
-SLACK_BYTES = 8192
-"""Bytes more that are no change: what a loop takes may cross the end of a page, or not."""
+SLACK_BYTES = 4352
+"""Bytes more that are no change: by a few bytes, one piece of memory of about a page is counted or not."""
 ACROSS_VERSIONS = 0.25
 """The tolerance where Python or a library is of another minor version than the stored figures are of."""
 LIBRARIES = ("torch", "numpy", "gymnasium")

@@ -124,17 +124,7 @@ def evaluate(
 
     result = play(run_dir, episodes, greedy=not sample, video=video, checkpoint=checkpoint, seed=seed)
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "episodes": len(result.returns),
-                    "mean_return": result.mean_return,
-                    "returns": result.returns,
-                    "lengths": result.lengths,
-                    "seeds": result.seeds,
-                }
-            )
-        )
+        print(json.dumps({"episodes": len(result.returns), "mean_return": result.mean_return, **result._asdict()}))
         return
     table = Table("episode", "return", "length", box=None, header_style="bold")
     for index, (reward, length) in enumerate(zip(result.returns, result.lengths, strict=True)):

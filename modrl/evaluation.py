@@ -60,10 +60,10 @@ def evaluate(
         wave = seeds[start : start + width]
         envs: Envs = config.build(numbers=range(len(wave)), seeds=wave, training=False)
         with contextlib.closing(envs):
-            for index, reward, length in sorted(_play(actor, envs, greedy, chance, stop, lambda: watch(start, envs))):  # noqa: B023
+            for number, reward, length in sorted(_play(actor, envs, greedy, chance, stop, lambda: watch(start, envs))):  # noqa: B023
                 result.returns.append(reward)
                 result.lengths.append(length)
-                result.seeds.append(wave[index])
+                result.seeds.append(wave[number])
         if stop():
             break
     return result
@@ -72,19 +72,18 @@ def evaluate(
 def _play(
     actor: Actor, envs: Envs, greedy: bool, chance: torch.Generator, stop: Callable[[], bool], watch: Callable[[], None]
 ) -> Iterator[tuple[int, float, int]]:
-    """Each environment's first episode: its column, return and length, as they end."""
-    device = next(iter(actor.parameters())).device
+    """Each environment's first episode: its number, return and length, as they end."""
     now = envs.reset()
     memory = actor.initial_memory(len(now.first))
     playing = set(envs.numbers)
     while playing and not stop():
         if envs.numbers[0] in playing:
             watch()
-        obs, first, reward = on_device(tree_map(torch.from_numpy, (now.obs, now.first, now.reward)), device)
+        obs, first, reward = on_device(tree_map(torch.from_numpy, (now.obs, now.first, now.reward)), chance.device)
         step = actor.act(obs, first, memory._replace(last_reward=reward), chance, greedy)
         now = envs.step(actor.to_env(step.action))
         memory = step.memory
         for episode in now.episodes:
             if episode.env in playing:
                 playing.remove(episode.env)
-                yield envs.numbers.index(episode.env), episode.reward, episode.length
+                yield episode.env, episode.reward, episode.length

@@ -28,6 +28,7 @@ from modrl.agent.actors.heads import DiscreteHead, GaussianHead, Head, JointHead
 from modrl.agent.actors.spaces import children, dotted, leaf_at, leaf_spaces
 from modrl.config import BadInput
 from modrl.envs.spaces import adopted
+from modrl.extras import require_extra
 from modrl.messages import Tree
 from modrl.policy import load
 from modrl.tree import leaves, tree_map
@@ -162,12 +163,10 @@ def _script(model: _Step, path: Path) -> Read:
 
 @torch.no_grad()
 def _onnx(model: _Step, path: Path) -> Read:
-    try:
-        import onnx
-        import onnxruntime
-        import onnxscript  # noqa: F401 (what torch exports with)
-    except ImportError as error:
-        raise BadInput(f"--out: ONNX needs onnx, onnxscript and onnxruntime: pip install 'modrl[onnx]' ({error})") from None
+    require_extra("onnx", "--out: ONNX", "onnx, onnxscript and onnxruntime", "onnx", "onnxscript", "onnxruntime")
+    import onnx
+    import onnxruntime
+
     example = tuple(model.example(np.random.default_rng(1)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from modrl.config import BadInput, Settings
+from modrl.config import BadInput, Settings, read_file
+from modrl.extras import require_extra
 from modrl.metrics import Row
 from modrl.rundir import RunDir, write_whole
 from modrl.settings import Logging
@@ -28,10 +27,7 @@ def require_loggers(settings: Logging) -> None:
     """
     for name in ("wandb", "mlflow"):
         if getattr(settings, name) is not None:
-            try:
-                __import__(name)
-            except ImportError as error:
-                raise BadInput(f"logging.{name} needs {name}: pip install 'modrl[{name}]' ({error})") from None
+            require_extra(name, f"logging.{name}", name, name)
 
 
 @contextlib.contextmanager
@@ -89,8 +85,7 @@ def _remembered(directory: RunDir, name: str, new: Callable[[], str]) -> str:
 
 
 def _settings_of(directory: RunDir) -> dict[str, Any]:
-    settings: dict[str, Any] = yaml.safe_load(directory.experiment.read_text("utf-8"))
-    return settings
+    return dict(read_file(directory.experiment).data)
 
 
 def _options(settings: Settings) -> dict[str, Any]:

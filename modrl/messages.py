@@ -74,7 +74,7 @@ class Rollout(NamedTuple):
     seconds: dict[str, float] = {}  # time spent, by stage: load, act, env, record
     counts: dict[str, float] = {}  # what else is worth counting, by column
     laps: tuple[Lap, ...] = ()  # for a profile
-    logged: dict[str, tuple[float, int]] = {}  # sums and numbers of what components logged, by column
+    logged: dict[str, np.ndarray] = {}  # [sum, number] of what components logged, by column
 
 
 class Gradient(NamedTuple):
@@ -94,7 +94,7 @@ class Gradient(NamedTuple):
     said: dict[str, float] = {}  # of the optimiser, where the worker has its own
     laps: tuple[Lap, ...] = ()  # for a profile, those of its rollouts too
     statistics: dict[str, torch.Tensor] = {}  # sums over valid steps, by the statistic that takes them in
-    logged: dict[str, tuple[float, int]] = {}  # sums and numbers of what components logged, by column, its rollouts' too
+    logged: dict[str, np.ndarray] = {}  # [sum, number] of what components logged, by column, its rollouts' too
 
 
 class Weights(NamedTuple):

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from modrl.config import BadInput, add_logged
+from modrl.config import BadInput
 from modrl.messages import Gradient
 from modrl.scheme.stages import add
 
@@ -54,7 +54,7 @@ class Metrics:
         self.sums: dict[str, float] = defaultdict(float)
         self.weights: dict[str, int] = defaultdict(int)
         self.stages: dict[str, float] = {}
-        self.logged: dict[str, tuple[float, int]] = {}
+        self.logged: dict[str, np.ndarray] = {}
         self.said: dict[str, list[float]] = defaultdict(list)
         self.counted = defaultdict(float, {name: value for name, value in self.counted.items() if name.startswith("faults/")})
         self.open = True  # no complete batch yet
@@ -84,7 +84,7 @@ class Metrics:
                 own = _TAKEN | said.keys() | gradient.metrics.keys()
                 if twice := sorted(name for name in gradient.logged if name in own or name.startswith(RESERVED)):
                     raise BadInput(f"{', '.join(twice)} was logged, which is the name of a column of the run's: choose another")
-                self.logged = add_logged(self.logged, gradient.logged)
+                self.logged = add(self.logged, gradient.logged)
             self.spend(gradient.seconds)
             self.count(gradient.counts)
         self.gradient_lags += lags
@@ -127,7 +127,7 @@ class Metrics:
         }
         values |= {name: self.sums[name] / self.weights[name] if self.weights[name] else None for name in self.sums}
         values |= {name: _mean(value) for name, value in self.said.items() if name != "learning_rate"}
-        values |= {name: total / count for name, (total, count) in self.logged.items()}
+        values |= {name: float(total / count) for name, (total, count) in self.logged.items()}
         values |= {f"episode/{name}": _mean(recent) for name, recent in self.named.items()}
         values |= {f"episode_return/task_{task}": _mean(recent) for task, recent in sorted(self.of_task.items())}
         values |= {f"time/{stage}": seconds for stage, seconds in self.stages.items()}

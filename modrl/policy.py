@@ -119,11 +119,10 @@ def play(
     """
     experiment, state = load_run(run_dir, checkpoint)
     evaluation = experiment.evaluation or Evaluation()
-    play = functools.partial(
-        evaluate, make_actor(experiment, state), episodes=episodes, seed=evaluation.seed if seed is None else seed, greedy=greedy
-    )
+    seed = evaluation.seed if seed is None else seed
+    played = functools.partial(evaluate, make_actor(experiment, state), episodes=episodes, seed=seed, greedy=greedy)
     if video is None:
-        return play(experiment.envs)
+        return played(experiment.envs)
     require_video(experiment.envs, "--video")
     with recording(lambda episode: video / f"episode-{episode + 1}.mp4") as watch:
-        return play(experiment.envs.showing().model_copy(update={"count": 1}), watch=watch)
+        return played(experiment.envs.showing().model_copy(update={"count": 1}), watch=watch)

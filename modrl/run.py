@@ -82,10 +82,9 @@ class Run:
         self._resumed = resume
         self._best: dict[str, Any] | None = None  # of the run so far, where it is not evaluated any more
         self.other_settings: list[str] = []  # that differ from those of the run so far
-        self._begins_with = plan.initial
+        if plan.initial is not None:
+            self.updater.optimizers.begin_with(plan.initial)
         self._workers = self._find_checkpoint() if resume else None
-        if self._begins_with is not None:
-            self.updater.optimizers.begin_with(self._begins_with)
         self._profile: Profile | None = None
         self._symptoms = Symptoms(plan.parts.action_space, {entry["symptom"] for entry in info.get("symptoms", [])})
 
@@ -103,7 +102,6 @@ class Run:
             self.updater.restore(found.tree["updater"])
         except ValueError as error:
             raise RunDirError(f"{found.path} is of another agent: {error}; resume with the settings that the run was started with") from error
-        self._begins_with = None
         for path in found.damaged:
             logger.warning("skipping a damaged checkpoint, now %s", checkpoint.put_aside(path))
         self.metrics.restore(found.tree["metrics"])
@@ -171,7 +169,7 @@ class Run:
             self._end("stopped")
 
     def _restore_workers(self) -> None:
-        if self.updater.replicas and (self.updater.version or self._begins_with is not None):
+        if self.updater.replicas and (self.updater.version or self.plan.initial is not None):
             state = {"steps": self.updater.version, **self.updater.optimizers.state()}
             self.group.call("adopt", [state] * len(self.group.workers))
         if not self._resumed:

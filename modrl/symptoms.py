@@ -12,13 +12,15 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from modrl.agent.actors.spaces import leaf_spaces
 from modrl.metrics import WINDOW, Row
 
 logger = logging.getLogger(__name__)
 
 LOOKS = 3
-"""So many looks, or rows in a row, have to show a symptom before it is told."""
+"""So many looks at a batch have to show a symptom before it is told."""
 ROWS = 20
+"""So many rows, one after the other, have to show it where every row can."""
 COLLAPSED = 0.01
 """Share of a uniform policy's entropy below which a policy has collapsed."""
 EARLY = 0.2
@@ -74,13 +76,16 @@ _SAMPLED = ("constant_observations", "saturated_actions", "value_dominates")
 
 def _uniform_entropy(space: gymnasium.Space) -> float:
     """Of a uniform policy, in nats; 0 where the space is not of discrete parts alone."""
-    if isinstance(space, spaces.Discrete):
-        return math.log(space.n)
-    if isinstance(space, spaces.MultiDiscrete):
-        return float(np.log(space.nvec).sum())
-    if isinstance(space, spaces.MultiBinary):
-        return float(np.prod(space.shape)) * math.log(2)
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        parts = [_uniform_entropy(part) for part in (space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces)]
-        return sum(parts) if all(parts) else 0.0
+    parts = [_entropy_of(leaf) for _, leaf in leaf_spaces(space)]
+    return sum(parts) if all(parts) else 0.0
+
+
+def _entropy_of(leaf: gymnasium.Space) -> float:
+    match leaf:
+        case spaces.Discrete():
+            return math.log(leaf.n)
+        case spaces.MultiDiscrete():
+            return float(np.log(leaf.nvec).sum())
+        case spaces.MultiBinary():
+            return float(np.prod(leaf.shape)) * math.log(2)
     return 0.0

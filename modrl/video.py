@@ -11,6 +11,7 @@ import numpy as np
 
 from modrl.config import BadInput
 from modrl.envs.base import Envs
+from modrl.extras import require_extra
 
 FRAMES_PER_SECOND = 30
 SMALLEST = 160
@@ -23,11 +24,7 @@ def require_video(config: Envs.Config, key: str) -> None:
     Raises:
         BadInput: they cannot be shown, or imageio is not installed; `key` says what asked for it.
     """
-    try:
-        import imageio.v2  # noqa: F401
-        import imageio_ffmpeg  # noqa: F401 (what imageio writes mp4 with)
-    except ImportError as error:
-        raise BadInput(f"{key} needs imageio: pip install 'modrl[video]' ({error})") from None
+    require_extra("video", key, "imageio", "imageio.v2", "imageio_ffmpeg")
     try:
         envs: Envs = config.showing().build(numbers=(0,), seeds=(0,), training=False)
         with contextlib.closing(envs):

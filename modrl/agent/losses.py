@@ -47,8 +47,7 @@ def clipped_value_error(values: torch.Tensor, old_values: torch.Tensor, targets:
     """The larger of two half squared errors: of V, and of V moved at most `clip` away from what it was [T, B]."""
     check_shapes(values=values, old_values=old_values, targets=targets)
     old_values = old_values.detach()
-    bound = torch.as_tensor(clip, dtype=values.dtype, device=values.device)
-    near = old_values + (values - old_values).clamp(-bound, bound)
+    near = old_values + (values - old_values).clamp(-clip, clip)  # type: ignore[arg-type]
     return torch.maximum(value_error(values, targets), value_error(near, targets))
 
 

@@ -1,8 +1,9 @@
 """Running statistics that belong to an agent: of observations, of discounted returns, of the values' targets.
 
 Workers measure their own valid steps as sums, which add up to those of all steps; whoever applies the gradients merges them, so
-that every scheme has the same statistics. They are part of the networks' state: collectors receive them with the weights, a checkpoint
-holds them, and an evaluation, which merges nothing, leaves them as they are.
+that every scheme that agrees at each step has the same statistics; replicas that average their weights now and then average these too.
+They are part of the networks' state: collectors receive them with the weights, a checkpoint holds them, and an evaluation, which merges
+nothing, leaves them as they are.
 """
 
 from __future__ import annotations
@@ -121,17 +122,8 @@ class PopArt(Statistic):
 
 
 def statistics_of(actor: nn.Module, learning: Mapping[str, nn.Module]) -> dict[str, Statistic]:
-    """All statistics of an actor and of what only learns, by the name that their sums travel under: `actor.normalizer.0`."""
+    """All statistics of an actor and of what only learns, by the name that their sums travel under: `actor.normalizer.parts.0`."""
     roots = {"actor": actor, **learning}
     return {
         f"{root}.{path}".rstrip("."): part for root, module in roots.items() for path, part in module.named_modules() if isinstance(part, Statistic)
     }
-
-
-def added(*parts: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Sums by name, added up in the order given."""
-    total: dict[str, torch.Tensor] = {}
-    for part in parts:
-        for name, sums in part.items():
-            total[name] = total[name] + sums if name in total else sums
-    return total

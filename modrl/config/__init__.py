@@ -4,7 +4,6 @@ from modrl.config.components import (
     ADAPTERS,
     REGISTRY,
     Component,
-    add_logged,
     builtins_of,
     import_module,
     is_builtin,
@@ -13,7 +12,6 @@ from modrl.config.components import (
     public_name,
     raised,
     resolve,
-    take_logged,
     with_article,
 )
 from modrl.config.documents import Document, merge, override, parse, read, read_file
@@ -23,8 +21,7 @@ from modrl.config.schema import json_schema
 from modrl.config.settings import Settings, problem, shown
 
 __all__ = [
-    "ADAPTERS", "REGISTRY", "BadInput", "Component", "ConfigError", "Document", "Origin", "Path_", "Problem", "Settings", "add_logged", "builtins_of",
+    "ADAPTERS", "REGISTRY", "BadInput", "Component", "ConfigError", "Document", "Origin", "Path_", "Problem", "Settings", "builtins_of",
     "counted", "dotted", "dump", "import_module", "is_builtin", "json_schema", "load_object", "merge", "module_name", "nearest", "origin_of",
-    "override", "parse", "problem", "public_name", "raised", "read", "read_file", "resolve", "shown", "take_logged", "to_yaml", "validate",
-    "with_article",
+    "override", "parse", "problem", "public_name", "raised", "read", "read_file", "resolve", "shown", "to_yaml", "validate", "with_article",
 ]  # fmt: skip

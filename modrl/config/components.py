@@ -15,10 +15,11 @@ import re
 import sys
 import traceback
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+import numpy as np
 from pydantic import GetCoreSchemaHandler, SerializerFunctionWrapHandler, ValidationError, model_serializer
 from pydantic.json_schema import GetJsonSchemaHandler, JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
@@ -38,12 +39,12 @@ class Component:
 
     kind: ClassVar[str]
     name: ClassVar[str]
-    logged: dict[str, tuple[float, int]]  # sum and number of what was logged since it was last taken
+    logged: dict[str, np.ndarray]  # [sum, number] of what was logged since it was last taken
 
     def log(self, name: str, value: Any) -> None:
         """Logs a number, or a tensor of one: the metrics' column `name` is the mean of all that is logged between two rows, on all workers."""
-        total, count = self.__dict__.setdefault("logged", {}).get(name, (0.0, 0))
-        self.logged[name] = total + float(value.detach() if hasattr(value, "detach") else value), count + 1
+        so_far = self.__dict__.setdefault("logged", {}).get(name, 0.0)
+        self.logged[name] = so_far + np.array([float(value.detach() if hasattr(value, "detach") else value), 1.0])
 
     class Config(Settings):
         """The settings of a component; `build` makes the component itself."""
@@ -222,21 +223,3 @@ def _own(kind: str, name: Any) -> Any:
 def with_article(noun: str) -> str:
     """The noun with its article, if it takes one."""
     return noun if noun == "envs" else f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
-
-
-def take_logged(components: Iterable[Component]) -> dict[str, tuple[float, int]]:
-    """What these components logged since this was last asked: sums and numbers by name."""
-    taken: dict[str, tuple[float, int]] = {}
-    for component in [component for component in components if "logged" in component.__dict__]:
-        taken = add_logged(taken, component.logged)
-        component.logged.clear()
-    return taken
-
-
-def add_logged(one: Mapping[str, tuple[float, int]], other: Mapping[str, tuple[float, int]]) -> dict[str, tuple[float, int]]:
-    """Both, added up by name."""
-    total = dict(one)
-    for name, (value, count) in other.items():
-        so_far = total.get(name, (0.0, 0))
-        total[name] = so_far[0] + value, so_far[1] + count
-    return total

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from modrl.agent.actors.base import Actor, Memory, Step
-from modrl.config import Component, take_logged
+from modrl.config import Component
 from modrl.envs.base import Envs, Timestep
 from modrl.messages import Rollout, Tree, Weights
 from modrl.scheme.compute import Compute, State
@@ -19,7 +19,7 @@ from modrl.scheme.dump import NotFinite
 from modrl.scheme.inference import Answer, Client
 from modrl.scheme.race import Race, Round
 from modrl.scheme.record import Recorder
-from modrl.scheme.stages import Stages
+from modrl.scheme.stages import Stages, take_logged
 from modrl.seeding import restore
 from modrl.tree import join, on_device, to_numpy, to_torch, tree_map
 

@@ -8,20 +8,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from modrl.agent.algorithms.base import Algorithm, Loss
 from modrl.agent.batch import Batch, to_device
 from modrl.agent.optimizers import global_norm
-from modrl.agent.statistics import added, statistics_of
+from modrl.agent.statistics import statistics_of
 from modrl.agent.storages.base import Storage
-from modrl.config import Component, add_logged, take_logged
+from modrl.config import Component
 from modrl.messages import Episode, Gradient, Lap, Rollout, Weights
 from modrl.scheme import symptoms
 from modrl.scheme.collectors import Collectors
 from modrl.scheme.compute import Compute, Networks
 from modrl.scheme.dump import Begun, NotFinite, where
-from modrl.scheme.stages import Stages, add
+from modrl.scheme.stages import Stages, add, take_logged
 from modrl.seeding import restore
 
 MANY_STALE = 1000
@@ -228,13 +229,13 @@ class GradientWorker:
         weight = int(loss.valid.sum())
         statistics = loss.statistics
         if self._measured and self._yielded == self.algorithm.num_losses:  # all losses of a batch see the same statistics
-            statistics, self._measured = added(self._measured, statistics), {}
+            statistics, self._measured = add(self._measured, statistics), {}
         news, self._news = self._news, _News()
         news.counts.update(self.collection.counts())
         self.stages.lap("loss")
         logged = take_logged(self._speakers)
         if news.logged:
-            logged = add_logged(news.logged, logged)
+            logged = add(news.logged, logged)
         seconds = add(news.seconds, self.stages.take(), self.collection.seconds())
         return Gradient(
             {loss.optimizer: tensors}, weight, weights.version, news.env_steps, self._yielded == self.algorithm.num_losses,
@@ -288,7 +289,7 @@ class _News:
         self.policy_lags: list[int] = []
         self.seconds: dict[str, float] = {}
         self.laps: list[Lap] = []
-        self.logged: dict[str, tuple[float, int]] = {}
+        self.logged: dict[str, np.ndarray] = {}
         self.counts = Counter[str]()
 
     def hear(self, rollout: Rollout) -> None:
@@ -298,7 +299,7 @@ class _News:
         self.seconds = add(self.seconds, rollout.seconds)
         self.laps += rollout.laps
         if rollout.logged:
-            self.logged = add_logged(self.logged, rollout.logged)
+            self.logged = add(self.logged, rollout.logged)
 
     def count(self, batch: Batch, version: int, steps_per_round: int) -> None:
         """A batch is about to be learned from on weights of this version."""

@@ -1,10 +1,15 @@
-"""Where a worker's time goes: seconds by stage, and where a profile is wanted, when each stage began."""
+"""What workers keep account of beside their messages: seconds by stage, when each stage began where a profile is wanted, what components log."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
+import numpy as np
+import torch
+
+from modrl.config import Component
 from modrl.messages import Lap
 
 
@@ -41,10 +46,22 @@ class Stages:
         return laps
 
 
-def add(*parts: Mapping[str, float]) -> dict[str, float]:
-    """The seconds of several workers, or of several times, by stage."""
-    total: dict[str, float] = {}
+Summed = TypeVar("Summed", float, np.ndarray, torch.Tensor)
+
+
+def add(*parts: Mapping[str, Summed]) -> dict[str, Summed]:
+    """What several workers, or several times, have under each name, added up in the order given: seconds of stages, sums of statistics, …"""
+    total: dict[str, Summed] = {}
     for part in parts:
-        for stage, seconds in part.items():
-            total[stage] = total.get(stage, 0.0) + seconds
+        for name, value in part.items():
+            total[name] = total[name] + value if name in total else value
     return total
+
+
+def take_logged(components: Iterable[Component]) -> dict[str, np.ndarray]:
+    """What these components logged since this was last asked: [sum, number] by name."""
+    taken: dict[str, np.ndarray] = {}
+    for component in [component for component in components if "logged" in component.__dict__]:
+        taken = add(taken, component.logged)
+        component.logged.clear()
+    return taken

@@ -9,10 +9,11 @@ import torch
 
 from modrl.agent.algorithms.base import Algorithm
 from modrl.agent.optimizers import Optimizer
-from modrl.agent.statistics import added, statistics_of
+from modrl.agent.statistics import statistics_of
 from modrl.config import dump
 from modrl.messages import Gradient, Weights
-from modrl.scheme.compute import Networks
+from modrl.scheme.compute import Networks, State
+from modrl.scheme.stages import add
 from modrl.tree import to_torch
 
 Record = Callable[[Sequence[Gradient], Sequence[int], dict[str, float]], None]
@@ -61,7 +62,7 @@ class Optimizers:
 
     def begin_with(self, acting: Mapping[str, Any]) -> None:
         """Takes over the weights of what acts."""
-        self._networks.load(acting, self.networks()["learning"])
+        State(self.algorithm.actor).load(acting)
 
     def state(self) -> dict[str, Any]:
         """Networks and optimisers, as plain data to continue from."""
@@ -122,7 +123,7 @@ class Updater:
             said = _mean([g.said for g in gradients]) if self.replicas else self.optimizers.step(_sum(gradients), total, self.progress)
             self.updates += 1
         if not self.replicas and (measured := [gradient.statistics for gradient in gradients if gradient.statistics]):
-            self.optimizers.merge(added(*map(to_torch, measured)))
+            self.optimizers.merge(add(*map(to_torch, measured)))
         self.version += 1
         self.env_steps += sum(gradient.env_steps for gradient in gradients)
         self.record(gradients, lags, said)

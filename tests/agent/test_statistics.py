@@ -14,8 +14,9 @@ from modrl.agent.actors.normalizer import Normalizer
 from modrl.agent.algorithms import IMPALA, PPO
 from modrl.agent.algorithms.minibatches import without_bootstrap
 from modrl.agent.batch import from_rollout
-from modrl.agent.statistics import PopArt, Running, added, statistics_of, sums_over
+from modrl.agent.statistics import PopArt, Running, statistics_of, sums_over
 from modrl.config import BadInput
+from modrl.scheme.stages import add
 from modrl.tree import tree_map
 from tests.agent.toys import ACTIONS, OBS, random_rollout
 
@@ -33,7 +34,7 @@ def test_what_workers_measure_adds_up_to_mean_and_deviation_of_all_steps_at_once
     one, other = Running(shape), Running(shape)
     for x, valid in parts:
         one.merge(sums_over(x, valid))
-    measured = added(*[{"x": sums_over(x, valid)} for x, valid in reversed(parts)])
+    measured = add(*[{"x": sums_over(x, valid)} for x, valid in reversed(parts)])
     other.merge(measured["x"])
     kept = np.concatenate([x.numpy().astype(np.float64)[valid.numpy()] for x, valid in parts])
     np.testing.assert_allclose(one.mean, kept.mean(0), rtol=1e-6, atol=1e-9)

@@ -64,22 +64,21 @@ class Recurrent(Component, nn.Module, ABC, kind="memory"):
     def forward(self, features: torch.Tensor, first: torch.Tensor, state: Tree, slots: Slots | None = None) -> Unrolled:
         """Outputs for features [S, B, inputs], the state reset where `first` [S, B]."""
         if slots is None and len(first) == 1 and (torch.compiler.is_exporting() or torch.jit.is_tracing()):  # what resets is not known
-            outputs, state = self.advance(features, _where(first[0], self.initial(first.shape[1]), state))
-            return Unrolled(outputs, state, None)
+            return Unrolled(*self.advance(features, _where(first[0], self.initial(first.shape[1]), state)), None)
         resets = first.any(1).tolist()
         asked = set(slots.times.tolist()) if slots is not None else set()
         starts = [t for t, reset in enumerate(resets) if t == 0 or reset or t - 1 in asked]
-        parts, found = [], []
+        outputs, found = [], []
         for start, end in zip(starts, [*starts[1:], len(resets)], strict=True):
             if resets[start]:
                 state = _where(first[start], self.initial(first.shape[1]), state)
             output, state = self.advance(features[start:end], state)
-            parts.append(output)
+            outputs.append(output)
             if slots is not None and end - 1 in asked:
                 envs = slots.envs[slots.times == end - 1]
                 found.append(tree_map(lambda x, envs=envs: x[envs], state))
-        at_slots = tree_map(lambda *states: torch.cat(states), *found) if found else None
-        return Unrolled(torch.cat(parts) if len(parts) > 1 else parts[0], state, at_slots)
+        at_slots = tree_map(lambda *parts: torch.cat(parts), *found) if found else None
+        return Unrolled(torch.cat(outputs) if len(outputs) > 1 else outputs[0], state, at_slots)
 
 
 def _where(mask: torch.Tensor, yes: Tree, no: Tree) -> Tree:
