@@ -17,8 +17,8 @@ from modrl.checkpoint import CheckpointError
 from modrl.config import BadInput
 from modrl.envs.member import EnvError
 from modrl.envs.toy import Toy
-from modrl.evaluation import episode_seeds, evaluate
-from modrl.evaluator import Evaluator
+from modrl.evaluation import Result, episode_seeds, evaluate
+from modrl.evaluator import Evaluator, Score
 from modrl.interrupt import Interrupted
 from modrl.policy import play
 from modrl.rundir import RunDirError
@@ -433,6 +433,15 @@ def test_the_best_by_another_protocol_is_not_compared_with(tmp_path, caplog):
     assert modrl.load(tmp_path, checkpoint="best").env_steps == 480
 
 
+def test_a_return_that_is_no_number_is_never_the_best(tmp_path):
+    run, directory = small(evaluation={"every": 80, "episodes": 1}).prepare(tmp_path)
+    weights = run.updater.weights()
+    for steps, found, best in ((80, float("nan"), None), (160, 1.0, 160), (240, float("nan"), 160), (320, 2.0, 320)):
+        run.evaluator._heed(Score(steps, [Result([found], [1], [0])]), weights)
+        assert (run.evaluator.best or {}).get("env_steps") == best
+    assert modrl.load(directory.path, checkpoint="best").env_steps == 320
+
+
 def test_each_task_is_evaluated_and_the_return_is_their_mean(tmp_path):
     per_worker = [{"envs": {"kwargs": {"bonus": bonus}}} for bonus in (0, 5)]
     scheme = {"preset": "local", "collection": {"workers": 4, "per_worker": per_worker}}
@@ -522,9 +531,10 @@ def frames_in(path):
 
 
 def test_a_recording_has_a_frame_for_each_step_of_each_episode(tmp_path):
-    small(envs={"name": "gym", "id": "CartPole-v1", "count": 8}, steps=80, evaluation={"every": 80, "episodes": 3, "video": True}).run(
-        tmp_path / "run"
-    )
+    evaluation = {"every": 80, "episodes": 10, "video": True, "seed": 1}
+    small(envs={"name": "gym", "id": "CartPole-v1", "count": 8}, steps=80, evaluation=evaluation).run(tmp_path / "run")
+    lengths = [int(row["length"]) for row in evaluations(tmp_path / "run")]
+    assert lengths[0] < max(lengths[:8])  # of those side by side; two more follow them
     played = play(tmp_path / "run", 3, video=tmp_path / "video")
     assert played == play(tmp_path / "run", 3)
     for number, length in enumerate(played.lengths):

@@ -70,7 +70,11 @@ def test_rewards_are_scaled_by_the_deviation_of_discounted_returns():
 
 @pytest.mark.parametrize("changes", [{}, {"scheme": SCHEMES["replicas"]}])
 def test_a_resumed_run_goes_on_with_its_statistics(changes, tmp_path):
-    rate = {"optimizer": {"name": "adam", "lr": {"linear": [1e-2, 1e-2]}}}
+    """From the middle of episodes that pay at each step."""
+    rate = {
+        "optimizer": {"name": "adam", "lr": {"linear": [1e-2, 1e-2]}},
+        "envs": {"name": "gym", "id": "modrl/Count-v0", "count": 8, "kwargs": {"n": 7}},
+    }
     straight = trained(small(**NORMALIZED, **rate, **changes), tmp_path / "straight")
     trained(small(**NORMALIZED, **rate, **changes, steps=400), tmp_path / "run")
     resumed = trained(small(**NORMALIZED, **rate, **changes), tmp_path / "run", resume=True)
